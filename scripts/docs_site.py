@@ -31,9 +31,10 @@ from safeops.integrations import transformers  # noqa: E402
 # {folder of safeops: title of its group of functions}, in the site's order
 GROUPS = {
     "elementwise": "Numbers", "reductions": "Sums and means", "losses": "Losses of elements",
-    "classification": "Classes", "divergences": "Divergences", "linear": "A layer with its loss", "vectors": "Vectors",
-    "images": "Images", "selection": "Selection", "amp": "Mixed precision", "debug": "Finding it",
-    "distributed": "Across ranks", "integrations": "In other libraries",
+    "classification": "Classes", "divergences": "Divergences", "linear": "A layer with its loss",
+    "head": "A head with its loss", "vectors": "Vectors", "images": "Images", "selection": "Selection",
+    "amp": "Mixed precision", "debug": "Finding it", "distributed": "Across ranks",
+    "integrations": "In other libraries",
 }  # fmt: skip
 HIDDEN = {
     **{"index.md": ["navigation", "toc"], "symptoms.md": ["navigation"], "speed.md": ["toc"]},

@@ -31,7 +31,7 @@ def test_the_ops_are_registered():
     lacking = fresh("import torch, safeops; print(*(n for n in safeops.__all__ if not hasattr(torch.ops.safeops, n)))")
     assert set(lacking) == {
         *("apply_where", "clip_grad_norm_", "combine_losses", "ctc_loss", "debug", "distributed", "fp32_region"),
-        *("grad_norm", "nn", "safe_mode", "to_device", "triplet_margin_with_distance_loss", "warmup"),
+        *("grad_norm", "head_loss", "nn", "safe_mode", "to_device", "triplet_margin_with_distance_loss", "warmup"),
     }
 
 

@@ -242,6 +242,59 @@ def test_is_batched():
 # ---- safe mode
 
 
+def test_tensor_hooks():
+    """Hooks of a leaf must be found, and be set again after they were taken off."""
+    x, seen = torch.ones(2, requires_grad=True), []
+    assert not private_torch.tensor_hooks(x)
+    x.register_hook(lambda d: seen.append(d) or d * 2)
+    hooks, x._backward_hooks = private_torch.tensor_hooks(x), None
+    assert torch.autograd.grad(x.sum(), x)[0].tolist() == [1, 1] and not seen
+    x._backward_hooks = hooks
+    assert torch.autograd.grad(x.sum(), x)[0].tolist() == [2, 2] and len(seen) == 1
+
+
+def test_saved_tensor_hooks():
+    assert private_torch.saved_tensor_hooks(False) is None
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        assert private_torch.saved_tensor_hooks(False) is not None
+    assert private_torch.saved_tensor_hooks(False) is None
+
+
+def test_hooks_of_modules():
+    module, handles = torch.nn.Linear(1, 1), []
+    register = "forward_pre_hook", "forward_hook", "full_backward_pre_hook", "full_backward_hook"
+    for name, kind in zip(private_torch.MODULE_HOOKS, register, strict=True):
+        assert not getattr(module, name)
+        handles.append(getattr(module, f"register_{kind}")(lambda *_: None))
+        assert len(getattr(module, name)) == 1
+    assert not private_torch.has_global_hooks()
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+    assert private_torch.has_global_hooks()
+    handle.remove()
+
+
+def test_caches_parametrizations():
+    assert not private_torch.caches_parametrizations()
+    with torch.nn.utils.parametrize.cached():
+        assert private_torch.caches_parametrizations()
+
+
+def test_casts_of_a_sharded_module():
+    """tests/distributed/head.py has the rest: hooks that only cast, and a forward that casts nothing."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+    from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
+
+    key, policy = private_torch.NO_CASTS
+    state = FSDPState()
+    x = torch.ones(1)
+    module = type("Sharded", (), {"_get_fsdp_state": lambda self: state})()
+    pre, post = (private_torch.cast_hook(module, name) for name in private_torch.MODULE_HOOKS[:2])
+    setattr(state, key, MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.float64))
+    assert pre(module, (x,), {})[0][0].dtype == torch.bfloat16 and post(module, (x,), x).dtype == torch.float64
+    setattr(state, key, policy)
+    assert pre(module, (x,), {})[0][0].dtype == post(module, (x,), x).dtype == torch.float32
+
+
 def test_step_function():
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
     cell = private_torch.step_function(optimizer)

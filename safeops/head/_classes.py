@@ -34,6 +34,10 @@ from safeops.ops.linear.linear_token_log_probs import linear_token_log_probs
 class CrossEntropy(Loss):
     of_logits, of_layer = cross_entropy, linear_cross_entropy
     by_row, differentiable = ("mask", "row_weight"), ("target", "weight")
+    in_chunks = (
+        *("weight", "mask", "reduction", "ignore_index", "label_smoothing", "z_loss", "row_weight", "temperature"),
+        *("softcap", "denominator", "empty", "memory"),
+    )
 
     def validate(self):
         hidden, target, rows = self.hidden, self.target, tuple(self.shape)
@@ -124,6 +128,7 @@ class CrossEntropy(Loss):
 class LogProbs(Loss):
     of_logits, of_layer = token_log_probs, linear_token_log_probs
     by_row = ("mask",)
+    in_chunks = ("mask", "ignore_index", "temperature", "softcap", "with_argmax")
 
     def validate(self):
         hidden, target, rows = self.hidden, self.target, tuple(self.shape)

@@ -18,6 +18,10 @@ class Divergence(Loss):
     op, swap, beta, own_defaults = None, False, 0.5, {"target_head": None}
     by_row = ("exists", "target_values", "target_indices")
     differentiable = ("target", "target_weight", "target_bias", "target_values")
+    in_chunks = (
+        *("mask", "weight", "reduction", "denominator", "empty", "temperature", "beta", "target_head"),
+        *("target_weight", "target_bias", "target_values", "target_indices"),
+    )
 
     def validate(self):
         hidden, target, rows = self.hidden, self.target, tuple(self.shape)

@@ -29,6 +29,7 @@ class Loss:
 
     of_logits = of_layer = None  # the public functions
     own_defaults = {}  # options beside theirs
+    in_chunks = ()  # the options that `rows` and `finish` read; the function of a linear layer may have others
     by_row, differentiable = (), ()
     keep = None  # (N,) bool: True where a row counts; None: everywhere
 
@@ -36,7 +37,6 @@ class Loss:
         if cls.of_logits:
             cls.layer_defaults = defaults_of(cls.of_layer)
             cls.defaults = defaults_of(cls.of_logits) | cls.layer_defaults | cls.own_defaults
-            cls.layer_only = cls.layer_defaults.keys() - defaults_of(cls.of_logits) - {"target_weight", "target_bias"}
 
     def __init__(self, loss, hidden, target, options):
         for key, value in options.items():
@@ -60,11 +60,14 @@ class Loss:
     def layer_operands(self):
         return {}
 
+    def refuse_unread(self):
+        """Refuse options that only the function of a linear layer has."""
+        for key in self.given:
+            if key not in self.in_chunks:
+                raise ValueError(f"{NAME}: {key} is for a plain nn.Linear as head: one that runs in chunks lacks it")
+
     def flatten(self):
         """Give the row operands one dim of rows. The call was valid for (..., D)."""
-        for key, value in self.given.items():
-            if key in self.layer_only and key != "memory":
-                raise ValueError(f"{NAME}: {key} is for a head that is a plain nn.Linear, got {value!r}")
         for key in ("target", *self.by_row):
             x = getattr(self, key)
             if x is not None:

@@ -125,6 +125,7 @@ def head_loss(
         validate_layer(NAME, hidden, head.weight, head.bias, ("hidden", "head.weight", "head.bias"))
         record.validate_classes(len(head.weight))
         return record.on_layer(head.weight, head.bias)
+    record.refuse_unread()
     record.flatten()
     x = hidden.reshape(record.shape.numel(), hidden.shape[-1])
     if not _chunks.takes(x):

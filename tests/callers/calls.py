@@ -8,8 +8,8 @@ from tests.ops import RECORDS
 CALLS = {name: RECORDS[name].call for name in sorted(RECORDS) if not isinstance(RECORDS[name].call, str)}
 # Public names without a call here: those that are not functions of tensors or of lists of tensors,
 OTHERS = {"combine_losses", "debug", "distributed", "fp32_region", "nn", "safe_mode", "to_device", "warmup"}
-# and the functions that also take lengths or a function, which tests/contract/classification tests.
-OTHERS = {*OTHERS, "ctc_loss", "triplet_margin_with_distance_loss", *RECORDS} - set(CALLS)
+# and the functions that also take lengths or a function, which tests/contract/classification and tests/head test.
+OTHERS = {*OTHERS, "ctc_loss", "head_loss", "triplet_margin_with_distance_loss", *RECORDS} - set(CALLS)
 
 
 def tensors(name):

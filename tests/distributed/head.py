@@ -1,5 +1,5 @@
-"""head_loss of sharded and replicated heads, on several processes: gradients of one process with the whole batch, and no
-more collectives than head(hidden) needs."""
+"""head_loss of sharded and replicated heads, on several processes: gradients of one process with the whole batch, and
+no more collectives than head(hidden) needs."""
 
 import copy
 import functools

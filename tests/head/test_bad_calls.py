@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import safeops
+from safeops.head._losses import LOSSES
 from tests.head.heads import Capped, LoRA
 
 D, C, ROWS = 8, 24, 40
@@ -65,6 +66,7 @@ BAD = [
     ((LAYER, HIDDEN, TARGET), {"row_weight": MASK}, TypeError, "row_weight must be a floating point tensor"),
     ((LAYER, HIDDEN, TARGET), {"reduction": "average"}, ValueError, "reduction must be one of 'none', 'mean', 'sum'"),
     ((LAYER, HIDDEN, TARGET), {"memory": "less"}, ValueError, "memory must be one of 'auto', 'low'"),
+    ((LAYER, HIDDEN, TARGET), {"logits_dtype": torch.float32}, ValueError, "logits_dtype is for a plain nn.Linear"),
     ((LAYER, HIDDEN, TARGET), {"softcap": -1.0}, ValueError, "softcap must be greater than 0"),
     ((LAYER, HIDDEN, TARGET), {"label_smoothing": 2}, ValueError, "label_smoothing must be at most 1"),
     ((LAYER, HIDDEN, TARGET), {"loss": "kl_div"}, TypeError, "target must be a floating point tensor"),
@@ -98,6 +100,17 @@ BAD = [
 def test_bad_calls(args, options, error, words):
     with pytest.raises(error, match=r"^head_loss(\(loss='\w+'\))?[: ].*" + re.escape(words)):
         safeops.head_loss(*args, **options)
+
+
+@pytest.mark.parametrize("loss", LOSSES.values())
+def test_every_option_is_read_or_refused(loss):
+    """An option that the functions get later must not be passed by: a head in chunks refuses what it does not read."""
+    assert set(loss.in_chunks) <= set(loss.defaults)
+    for key in set(loss.defaults) - set(loss.in_chunks):
+        record = loss.__new__(loss)
+        record.given = {key: None}
+        with pytest.raises(ValueError, match=f"^head_loss: {key} is for a plain nn.Linear as head"):
+            record.refuse_unread()
 
 
 class TestModule:
