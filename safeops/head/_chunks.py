@@ -11,7 +11,6 @@ Nothing of a chunk is left when the next begins, so that two chunks of logits ex
 import torch
 from torch.compiler import is_compiling
 
-from safeops.core import check
 from safeops.core.private_torch import (
     caches_parametrizations,
     forward_ad,
@@ -23,6 +22,7 @@ from safeops.core.route import PLAIN
 from safeops.head import _functions
 from safeops.head._graph import SHARDED, captured, ends
 from safeops.head._loss import NAME
+from safeops.head._rows import select, validated, whole
 from safeops.head._sums import Sums, edge_of, pull
 from safeops.head._surroundings import Surroundings, own_saved_tensors
 
@@ -37,40 +37,6 @@ def takes(hidden):
         return False
     # (a cached parametrization belongs to the graph of the chunk that made it)
     return type(hidden) in PLAIN and not caches_parametrizations()
-
-
-def validated(logits, x):
-    """Check what a head returned for the rows x."""
-    if not isinstance(logits, torch.Tensor):
-        remedy = ": say lambda hidden: head(hidden).logits" if hasattr(logits, "logits") else ""
-        raise TypeError(f"{NAME}: head must return a tensor of logits, got {type(logits).__name__}{remedy}")
-    if logits.dim() != 2 or len(logits) != len(x):
-        raise ValueError(
-            f"{NAME}: head must return logits (rows, classes) for hidden's rows {check.shown(x)}, got "
-            f"{check.shown(logits)}"
-        )
-    check.floating(NAME, "the head's result", logits)
-    return logits
-
-
-def select(keep, hidden, part=slice(None)):
-    """Rows of hidden. One that is not kept becomes a copy of one that is: no NaN reaches a gradient of the head, and a
-    head that divides by the norm of a row meets no row of zeros."""
-    if keep is None or not len(keep):
-        return hidden[part]
-    first = hidden.detach().index_select(0, keep.int().argmax().reshape(1))
-    if hidden.shape[1]:
-        ordinary = torch.linspace(0.5, 1.5, hidden.shape[1], dtype=hidden.dtype, device=hidden.device)
-        first = torch.where(keep.any(), first, ordinary)  # (nothing is kept: no row is known to be fit)
-    return torch.where(keep[part].unsqueeze(1), hidden[part], first)
-
-
-def whole(call, loss, hidden, operands):
-    """The results of all rows at once, in the head's own graph."""
-    x = select(loss.keep, hidden)
-    logits = validated(call(x), x)
-    loss.begin(logits)
-    return loss.rows(logits, slice(None), operands)
 
 
 class Chunks:

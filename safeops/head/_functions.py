@@ -3,9 +3,9 @@
 import torch
 
 from safeops.core.private_torch import is_batched, keeps_graph
-from safeops.head import _chunks
 from safeops.head._graph import overlap
 from safeops.head._loss import NAME
+from safeops.head._rows import whole
 from safeops.head._sums import times
 
 
@@ -80,7 +80,7 @@ def again(chunks, grad, hidden, operands, tensors, finish):
             "(tied weights): compute the logits and call the loss of logits"
         )
     with torch.enable_grad(), chunks.surroundings.again():
-        rows = _chunks.whole(chunks.call, chunks.loss, hidden, operands)
+        rows = whole(chunks.call, chunks.loss, hidden, operands)
         grads = torch.autograd.grad(finish(rows), wanted, grad, create_graph=True, allow_unused=True)
     grads = {id(x): d for x, d in zip(wanted, grads)}
     return [grads.get(id(x)) for x in inputs]

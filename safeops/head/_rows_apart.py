@@ -4,8 +4,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from safeops.core import check
-from safeops.head._chunks import select, validated
 from safeops.head._loss import NAME
+from safeops.head._rows import select, validated
 from safeops.head._surroundings import Surroundings
 
 MIXES = "mixes rows, so that it cannot run in chunks"

@@ -13,6 +13,7 @@ from safeops.head import _chunks
 from safeops.head._loss import NAME
 from safeops.head._losses import LOSSES
 from safeops.head._once import once
+from safeops.head._rows import whole
 from safeops.head._rows_apart import refuse_mixed_rows
 from safeops.ops.classification.token_log_probs import TokenLogProbs
 from safeops.ops.linear._layer import validate_layer
@@ -129,7 +130,7 @@ def head_loss(
     record.flatten()
     x = hidden.reshape(record.shape.numel(), hidden.shape[-1])
     if not _chunks.takes(x):
-        return record.shown(record.finish(*_chunks.whole(head, record, x, {})))
+        return record.shown(record.finish(*whole(head, record, x, {})))
     return in_chunks(head, x, record, check)
 
 
