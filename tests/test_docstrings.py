@@ -12,7 +12,7 @@ from safeops.integrations import transformers
 PUBLIC = [getattr(safeops, name) for name in safeops.__all__ if not inspect.ismodule(getattr(safeops, name))]
 PUBLIC += [x for x in vars(safeops.nn).values() if inspect.isclass(x) and not x.__name__.startswith("_")]
 PUBLIC += [transformers.ForCausalLMLoss, transformers.compute_loss_func]
-PUBLIC += [getattr(safeops.debug, name) for name in ("trace", "locate_errors", "audit", "no_sync")]
+PUBLIC += [getattr(safeops.debug, name) for name in ("trace", "locate_errors", "audit", "no_sync", "compare", "sketch")]
 
 
 @pytest.mark.parametrize("thing", PUBLIC, ids=lambda x: x.__qualname__)

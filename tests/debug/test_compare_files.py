@@ -1,4 +1,4 @@
-"""safeops.debug.sketch and `safeops sketch` write files; `safeops compare` compares them, and refuses what it cannot."""
+"""debug.sketch and `safeops sketch` write files; `safeops compare` compares them, and refuses what it cannot."""
 
 import collections
 import copy

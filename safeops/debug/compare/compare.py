@@ -84,7 +84,8 @@ def compare(
                 result.notes.append(RANDOM)
             else:
                 as_is = [_run(name, h, m, batch, state, False) for name, h, m in zip("fg", (f, g), models)]
-                result = _merged(result, Comparison(*[run for run, _, _ in as_is], slack, _notes(as_is)))
+                runs = [run for run, _, _ in as_is]
+                result = _merged(result, Comparison(*runs, slack, _notes(as_is), inside=result))
     finally:
         state.restore(gradients=True)
     if file is not None:

@@ -29,6 +29,10 @@ class Difference:
     b: Entry
 
     @property
+    def key(self):
+        return self.phase, self.a.module, self.call, "" if self.phase == PARAMETERS else self.path
+
+    @property
     def ratio(self):
         return self.difference / self.budget
 
@@ -53,12 +57,15 @@ class Comparison:
     notes: what else to know, a line each.
     """
 
-    def __init__(self, a, b, slack=1.0, notes=()):
+    def __init__(self, a, b, slack=1.0, notes=(), inside=None):
+        """a, b: Runs. inside: the Comparison of the same runs that shows more modules, and so the dtypes of all: its
+        budgets hold here, too."""
         self.names, self.facts, self.ranks = (a.name, b.name), (a.facts, b.facts), (a.ranks, b.ranks)
         self.notes, self.shapes, self.differences = list(notes), [], []
         # The run that shows more has the order: what is inside a compiled function is only in the other one.
         swapped = len(b.of(FORWARD)) > len(a.of(FORWARD))
         first, second = (b, a) if swapped else (a, b)
+        self._known = {d.key: d.budget for d in inside.differences} if inside is not None else {}
         self._compare(first, second, swapped, Budget(a, b, slack))
         self.only_a, self.only_b = _only(a, b), _only(b, a)
 
@@ -99,10 +106,11 @@ class Comparison:
                 continue
             difference = _difference(pairs)
             a, b = pairs[0][::-1] if swapped else pairs[0]
-            limit = max(limits)
-            budget.compared(a.phase, difference, limit)
             where = label(a.module, a.kind or b.kind)
-            self.differences.append(Difference(a.phase, where, a.call, a.path, difference, limit, a, b))
+            result = Difference(a.phase, where, a.call, a.path, difference, max(limits), a, b)
+            result.budget = max(result.budget, self._known.get(result.key, 0.0))
+            budget.compared(a.phase, difference, result.budget)
+            self.differences.append(result)
 
     def _pair(self, x, y, first, second):
         """The two entries as tensors of one shape; None if they have none."""
