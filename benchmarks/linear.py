@@ -57,3 +57,34 @@ linear(
     lambda x, w, target: log_prob_and_entropy(F.linear(x, w).float().log_softmax(-1), target),
     _linear_token_log_probs,
 )
+
+
+@case("head_loss")
+def head_loss(n, dtype, device):
+    """A frozen layer with an adapter of rank 16. The rival keeps all its logits in memory, three times."""
+    (rows, classes), width, rank, s = LOGITS[""](n), 1024, 16, dtype.itemsize
+    x = tensor(n, dtype, device, 0, (rows, width))
+    w = data(classes * width, dtype, device, 1, grad=False, shape=(classes, width)).mul_(0.05)
+    a = data(rank * width, dtype, device, 2, grad=False, shape=(rank, width)).mul_(0.05).requires_grad_()
+    b = data(classes * rank, dtype, device, 3, grad=False, shape=(classes, rank)).mul_(0.05).requires_grad_()
+    target = torch.randint(0, classes, (rows,), generator=torch.Generator(device).manual_seed(4), device=device)
+
+    def theirs(x, a, b):
+        return F.cross_entropy(F.linear(x, w) + F.linear(F.linear(x, a), b), target)
+
+    def ours(x, a, b):
+        return safeops.head_loss(lambda x: F.linear(x, w) + F.linear(F.linear(x, a), b), x, target)
+
+    each = (1 + (w.numel() + a.numel() + b.numel()) / x.numel()) * s  # read x, w, a, b
+    return Case(
+        (x, a, b),
+        forward_bytes=each,
+        backward_bytes=2 * each,
+        ours=ours,
+        eager={"F.cross_entropy(head(x), y)": theirs},
+        compiled=theirs,
+        counted=False,  # the head's tensors pass between its own ops
+        variant=True,
+        arithmetic=True,
+        aten=theirs,
+    )
