@@ -18,6 +18,7 @@ from safeops.amp.warmup import warmup as warmup
 from safeops.head.head_loss import head_loss as head_loss
 from safeops.ops.classification.token_log_probs import TokenLogProbs
 from safeops.ops.classification.token_log_probs import TokenLogProbsAndArgmax
+from safeops.ops.classification.token_log_probs import TokenLogProbsOfSupport
 from safeops.ops.elementwise.apply_where import apply_where as apply_where
 from safeops.ops.selection.masked_compact import MaskedCompact
 from safeops.safe.mode import safe_mode as safe_mode
@@ -262,10 +263,16 @@ def supervised_contrastive_loss(features: Tensor, labels: Tensor, *, temperature
     denominator: Tensor | float | None = None, empty: Literal["zero", "nan", "raise"] = "zero") -> Tensor: ...
 @overload
 def token_log_probs(logits: Tensor, target: Tensor, *, mask: Tensor | None = None, ignore_index: int = -100,
-    temperature: float = 1.0, softcap: float | None = None, with_argmax: Literal[False] = False) -> TokenLogProbs: ...
+    temperature: float = 1.0, softcap: float | None = None, with_argmax: Literal[False] = False, support: None = None,
+    outside: Literal["-inf", "mask"] = "-inf") -> TokenLogProbs: ...
 @overload
 def token_log_probs(logits: Tensor, target: Tensor, *, mask: Tensor | None = None, ignore_index: int = -100,
-    temperature: float = 1.0, softcap: float | None = None, with_argmax: Literal[True]) -> TokenLogProbsAndArgmax: ...
+    temperature: float = 1.0, softcap: float | None = None, with_argmax: Literal[True], support: None = None,
+    outside: Literal["-inf", "mask"] = "-inf") -> TokenLogProbsAndArgmax: ...
+@overload
+def token_log_probs(logits: Tensor, target: Tensor, *, mask: Tensor | None = None, ignore_index: int = -100,
+    temperature: float = 1.0, softcap: float | None = None, with_argmax: Literal[False] = False,
+    support: Tensor | Sequence[Tensor], outside: Literal["-inf", "mask"] = "-inf") -> TokenLogProbsOfSupport: ...
 def total_variation(input: Tensor, *, mask: Tensor | None = None, reduction: Literal["none", "mean", "sum"] = "mean",
     empty: Literal["zero", "nan", "raise"] = "zero") -> Tensor: ...
 def triplet_margin_loss(anchor: Tensor, positive: Tensor, negative: Tensor, margin: float = 1.0, p: float = 2.0,

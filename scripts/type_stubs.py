@@ -20,6 +20,7 @@ import safeops  # noqa: E402
 from safeops.core.check import EMPTY  # noqa: E402
 from safeops.core.loss_reduction import REDUCTION  # noqa: E402
 from safeops.core.op import registry  # noqa: E402
+from safeops.ops.classification._support import OUTSIDE  # noqa: E402
 from safeops.ops.images._ssim import PADDING  # noqa: E402
 from safeops.ops.linear.linear_cross_entropy import MEMORY  # noqa: E402
 from safeops.ops.vectors.box_iou_loss import KINDS  # noqa: E402
@@ -44,10 +45,12 @@ TYPES = {
 NAMED = {
     **{"denominator": "Tensor | float | None", "log_probs": "Tensor", "targets": "Tensor", "blank": "int"},
     **dict.fromkeys(("input_lengths", "target_lengths"), "Tensor | Sequence[int]"),
+    **{"support": "Tensor | Sequence[Tensor]"},
     **{"zero_infinity": "bool", "distance_function": "Callable[[Tensor, Tensor], Tensor] | None"},
 }
 # {argument: the strings that the checks accept}
 CHOICES = {"reduction": REDUCTION, "empty": EMPTY, "padding": PADDING, "kind": KINDS, "memory": MEMORY}
+CHOICES["outside"] = OUTSIDE
 
 
 def literal(name: str, key: str) -> str:
@@ -73,8 +76,9 @@ def types(name: str) -> dict[str, str]:
 SHARED = {key: kind for name in registry for key, kind in types(name).items()}
 
 
-def parameters(name: str, function, **fixed) -> str:
-    """Returns the parameters of a function as source text. fixed: {argument: its type in one overload}."""
+def parameters(name: str, function, required=(), **fixed) -> str:
+    """Returns the parameters of a function as source text. fixed: {argument: its type in one overload}. required: the
+    arguments that this overload needs, which have a default in the others."""
     kinds, parts = SHARED | types(name) | fixed, []
     for x in inspect.signature(function).parameters.values():
         if x.kind is x.KEYWORD_ONLY and "*" not in parts:
@@ -84,9 +88,9 @@ def parameters(name: str, function, **fixed) -> str:
             continue
         kind = literal(name, x.name) if kinds[x.name] == "str" else kinds[x.name]
         default = json.dumps(x.default) if isinstance(x.default, str) else x.default
-        if x.default is None and not kind.endswith("None"):
+        optional = x.default is not x.empty and x.name not in required
+        if optional and x.default is None and not kind.endswith("None"):
             kind += " | None"
-        optional = x.default is not x.empty and kind != "Literal[True]"
         parts.append(f"{x.name}: {kind}" + (f" = {default}" if optional else ""))
     return ", ".join(parts)
 
@@ -118,14 +122,18 @@ def functions() -> str:
             imports.append(f"from {function.__module__} import {name} as {name}")
         else:
             overloads = list({len(x.returns): x for x in schemas(name)}.values()) or [None]
-            first, last = overloads[0], overloads[-1]
-            flags = [x.name for x in last.arguments[len(first.arguments) :]] if first is not last else []
-            for schema in overloads:  # a flag that only the second overload has: True in it, False in the first
+            common = len(overloads[0].arguments) if overloads[0] else 0
+            for schema in overloads:
                 kind, source = result(function, schema)
                 imports += [source] if source else []
-                fixed = {flag: f"Literal[{schema is last}]" for flag in flags}
-                call = f"{name}({parameters(name, function, **fixed)}) -> {kind}"
-                defs.append("@overload\n" * len(overloads[1:]) + definition(call))
+                required, fixed = set(), {}
+                for other in overloads[1:]:  # what tells an overload from the others: a flag, or an operand
+                    (key, of), own = next((x.name, str(x.real_type)) for x in other.arguments[common:]), other is schema
+                    required |= {key} if own else set()
+                    if of == "bool" or not own:
+                        fixed[key] = f"Literal[{own}]" if of == "bool" else "None"
+                call = f"{name}({parameters(name, function, required, **fixed)}) -> {kind}"
+                defs.append("@overload\n" * bool(overloads[1:]) + definition(call))
     head = HEAD.format(module="safeops")
     return "\n".join([head, *sorted(set(imports)), "", "__version__: str", "", *defs, ""])
 

@@ -10,6 +10,8 @@ from safeops.core.foreign import refuse
 from safeops.core.library import declare_raw
 from safeops.core.op import Op
 from safeops.core.private_torch import saved_by_name
+from safeops.core.symbolic import as_operand
+from safeops.ops.classification import _support
 from safeops.ops.classification._classification import (
     INDICES,
     class_dim,
@@ -41,6 +43,14 @@ class TokenLogProbsAndArgmax(NamedTuple):
     logsumexp: torch.Tensor
     argmax: torch.Tensor
     correct: torch.Tensor
+
+
+@saved_by_name
+class TokenLogProbsOfSupport(NamedTuple):
+    log_prob: torch.Tensor
+    entropy: torch.Tensor
+    logsumexp: torch.Tensor
+    outside: torch.Tensor
 
 
 # ---- definition; the classes are in the dim `class_dim`
@@ -233,10 +243,14 @@ _PUBLIC = (
 
 
 @_token_log_probs.public(
-    _PUBLIC.format("", ""), ".with_argmax" + _PUBLIC.format(", bool with_argmax", ", Tensor argmax, Tensor correct")
+    _PUBLIC.format("", ""),
+    ".with_argmax" + _PUBLIC.format(", bool with_argmax", ", Tensor argmax, Tensor correct"),
+    ".support" + _PUBLIC.format(', Tensor[] support, str outside="-inf"', ", Tensor outside"),
+    arguments=_support.ARGUMENTS,
 )
 def token_log_probs(
-    logits, target, *extra, mask=None, ignore_index=-100, temperature=1.0, softcap=None, with_argmax=False, **unknown,
+    logits, target, *extra, mask=None, ignore_index=-100, temperature=1.0, softcap=None, with_argmax=False,
+    support=None, outside="-inf", **unknown,
 ):  # fmt: skip
     """log softmax(logits) at the class `target`, the entropy and the logsumexp of each row of logits.
 
@@ -262,10 +276,13 @@ def token_log_probs(
         with_argmax: if True, two more results from the same read: `argmax`, the first class of the largest logit, as
             `torch.argmax` (NaN is the largest), and `correct`, True where that is `target`. A masked-out row has argmax
             0 and is not correct: `correct.sum()` over the count of kept rows is the accuracy.
+        {arguments}
 
     Returns:
         A named tuple (log_prob, entropy, logsumexp), each of shape (...): fp32 for fp16, bf16 and fp32 logits, fp64
-        for fp64. With `with_argmax` (log_prob, entropy, logsumexp, argmax, correct), the last of int64 and bool.
+        for fp64. With `with_argmax` (log_prob, entropy, logsumexp, argmax, correct), the last of int64 and bool. With
+        `support` (log_prob, entropy, logsumexp, outside), over its classes; outside: how many kept rows have a target
+        that is not in their support, an int64 number on the device.
 
     Raises:
         IndexError: on the CPU, a row that `mask` keeps has a class that does not exist and is not `ignore_index`; it is
@@ -278,15 +295,32 @@ def token_log_probs(
         >>> logits = torch.tensor([[2.0, 0.0, 0.0], [0.0, 0.0, torch.nan]])
         >>> safeops.token_log_probs(logits, torch.tensor([0, -100])).log_prob
         tensor([-0.2395,  0.0000])
+        >>> kept, probable = torch.tensor([[1.0, 2.0, 0.0, 9.0]]), torch.tensor([[True, True, True, False]])
+        >>> safeops.token_log_probs(kept, torch.tensor([1]), support=probable).log_prob
+        tensor([-0.4076])
     """
     if extra or unknown:
         refuse(token_log_probs, extra, unknown)
+    if support is not None or outside != "-inf":
+        return _of_support(logits, target, mask, ignore_index, temperature, softcap, support, outside, with_argmax)
     arguments = logits, target, mask, ignore_index, temperature, softcap
     if with_argmax is False:
         return TokenLogProbs(*each(_token_log_probs.call(*arguments)))
     check.boolean_flag(NAME, "with_argmax", with_argmax)
     rows, argmax, correct = _argmax_too.call(*arguments)
     return TokenLogProbsAndArgmax(*each(rows), argmax, correct)
+
+
+def _of_support(logits, target, mask, ignore_index, temperature, softcap, support, outside, with_argmax):
+    _token_log_probs.validate(logits, target, mask, ignore_index, temperature, softcap)
+    support = _support.validate(NAME, support, outside, with_argmax, logits, target.shape, logits.shape[-1])
+    if isinstance(support, tuple):
+        shape = as_operand(temperature, logits), as_operand(softcap or 0.0, logits)
+        rows, count = _support.of_csr(NAME, support, outside, logits, target, mask, ignore_index, *shape)
+    else:
+        logits, keep, count = _support.restrict(NAME, support, outside, logits, target, mask, ignore_index)
+        rows = _token_log_probs.call(logits, target, keep, ignore_index, temperature, softcap)
+    return TokenLogProbsOfSupport(*each(rows), count)
 
 
 def each(rows):

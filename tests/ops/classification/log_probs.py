@@ -16,7 +16,8 @@ from tests.ops.record import DEVICE, NOT_SAFE, ONE_OPERAND, Record
 
 
 def token_log_probs(
-    logits, target, *, mask=None, ignore_index=-100, temperature=1.0, softcap=None, with_argmax=False
+    logits, target, *, mask=None, ignore_index=-100, temperature=1.0, softcap=None, with_argmax=False, support=None,
+    outside="-inf",
 ):  # fmt: skip
     classes = logits.shape[-1]
     keep = (target >= 0) & (target < classes) & (target != ignore_index)
@@ -160,6 +161,9 @@ def _direct():
     operands, options = (x, indices(4, classes=5).to(DEVICE)), {"temperature": 0.5}
     yield torch.ops.safeops.token_log_probs.default, operands, options
     yield torch.ops.safeops.token_log_probs.with_argmax, operands, {**options, "with_argmax": True}
+    support = torch.ones(4, 5, dtype=torch.bool, device=DEVICE)
+    support[:, 1] = False
+    yield torch.ops.safeops.token_log_probs.support, operands, {**options, "support": [support], "outside": "mask"}
 
 
 Record(
@@ -179,6 +183,8 @@ Record(
         "temperature": 0.75,
         "softcap": 4.0,
         "with_argmax": False,
+        "support": None,
+        "outside": "-inf",
     },
     gpu=_gpu_case,
     skip=NOT_SAFE
