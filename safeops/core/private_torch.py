@@ -209,7 +209,7 @@ def set_group_timeout(timeout):
     from torch.distributed import distributed_c10d
 
     group = distributed_c10d.GroupMember.WORLD
-    before = group._get_backend(distributed_c10d._get_pg_default_device(group)).options._timeout
+    before = group._get_backend(group._device_types[0]).options._timeout
     distributed_c10d._set_pg_timeout(timeout, group)
     return before
 

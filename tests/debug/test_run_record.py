@@ -138,6 +138,7 @@ def weights(out):
     return [line for line in out.splitlines() if line.startswith("weights of")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", ["enumerate, set anew", "another loader's next", "a validation between"])
 def test_a_finite_training_is_the_same_to_the_bit(run, loop, tmp_path):
     code, out, _ = run(HEAD.replace("BAD = 3", "BAD = 0") + LOOPS[loop] + END)
@@ -146,6 +147,7 @@ def test_a_finite_training_is_the_same_to_the_bit(run, loop, tmp_path):
     assert weights(out) == weights(plain.stdout) != []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", ["set anew", "another loader's next"])
 def test_a_warning_goes_on_as_if_the_step_were_not_there(run, loop, tmp_path):
     """The replays must neither move the random numbers nor take other batches."""
@@ -240,7 +242,7 @@ def test_trainings_one_after_the_other_count_on(run):
 def test_a_loop_that_is_left_has_its_finding_told(run):
     source = HEAD + "for x, y in loader:\n    if not update(x, y).isfinite():\n        break\n"
     code, out, _ = run(source)
-    assert code == 1 and "# HERE" in out and "1 of 3 steps" in out
+    assert code == 1 and "# HERE" in out and "1 of 3 steps" in out and "safeops_lint" not in out
     code, out, err = run(source.replace("break", "raise SystemExit(7)"))
     assert code == 1 and "# HERE" in out
     code, out, err = run(source.replace("break", "raise ValueError('spoiled')"))
@@ -302,3 +304,119 @@ def test_an_error_of_the_recording_is_not_the_scripts(run, monkeypatch):
     monkeypatch.setattr(unedited, "model_of", lambda updated: 1 / 0)
     code, out, _ = run(HEAD.replace("BAD = 3", "BAD = 0") + LOOPS["direct"] + END)
     assert code == 0 and weights(out) and "the recording ended at step 0: ZeroDivisionError" in out
+
+
+TORCHRUN = """
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, TensorDataset
+
+dist.init_process_group("gloo")
+torch.manual_seed(dist.get_rank())
+x = torch.rand(24, 4) + 0.5
+if dist.get_rank() == 1:
+    x[9] = 0
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+for x, y in DataLoader(TensorDataset(x, torch.rand(24, 1)), 4):
+    optimizer.zero_grad()
+    ((model(x) - y) * x.log()).mean().backward()  # HERE
+    optimizer.step()
+total = sum(p.sum() for p in model.parameters())
+assert total.isfinite()
+print("weights of", dist.get_rank(), total.item())
+"""
+RUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", [[*RUN, "-m", "safeops"], ["-m", "safeops"]], ids=["inside it", "around it"])
+def test_one_report_under_torchrun(tmp_path, start):
+    (tmp_path / "train.py").write_text(TORCHRUN)
+    inner = ["train.py"] if start[:2] == RUN[:2] else [*RUN, "train.py"]
+    command = [sys.executable, *start, "run", "--record", "--action", "warn", "--folder", "there", *inner]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert run.returncode == 1 and run.stdout.count("# HERE") == 1, run.stdout + run.stderr
+    assert "step 3, rank 1: the loss is not finite" in run.stdout and run.stdout.count("1 of 6 steps not finite") == 1
+    assert len({line.split()[-1] for line in weights(run.stdout)}) == 1 and len(weights(run.stdout)) == 2
+    assert (tmp_path / "there" / "step-3" / "rank-1" / "report.txt").exists()
+
+
+CHILDREN = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def work():
+    x = torch.rand(24, 4) + 0.5
+    x[9] = 0
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for x, y in DataLoader(TensorDataset(x, torch.rand(24, 1)), 4, num_workers=1):
+        ((model(x) - y) * x.log()).mean().backward()  # HERE
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    for method in ("fork", "spawn"):
+        process = torch.multiprocessing.get_context(method).Process(target=work)
+        process.start()
+        process.join()
+"""
+
+
+@pytest.mark.slow
+def test_the_processes_of_a_script_are_recorded(tmp_path):
+    (tmp_path / "train.py").write_text(CHILDREN)
+    command = [sys.executable, "-m", "safeops", "run", "--record", "train.py"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert run.returncode == 1 and run.stdout.count("# HERE") == 2, run.stdout + run.stderr
+
+
+ACCELERATE = """
+from accelerate import Accelerator
+
+accelerator = Accelerator(cpu=True)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+for x, y in loader:
+    optimizer.zero_grad()
+    accelerator.backward(((model(x) - y) * x.log()).mean())  # HERE
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow  # it imports accelerate, which `make test-slow` installs
+@pytest.mark.parametrize("bad", [3, 6])
+def test_accelerates_loader_gives_its_batches_one_later(run, bad):
+    code, out, err = run(HEAD.replace("BAD = 3", f"BAD = {bad}") + ACCELERATE)
+    assert code == 1 and f"step {bad}: the loss is not finite: log" in out and "# HERE" in out, out + err
+
+
+@pytest.mark.slow
+def test_a_trainers_script_is_told_of_the_callback(run):
+    code, out, err = run(
+        HEAD
+        + """
+import lightning
+
+
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.network = model
+
+    def training_step(self, batch, index):
+        return ((self.network(batch[0]) - batch[1]) * batch[0].log()).mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+lightning.Trainer(
+    max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+    enable_model_summary=False,
+).fit(Module(), loader)
+"""
+    )
+    assert code == 1 and "give its Trainer a safeops.integrations.lightning.SafeopsRecorder" in out, out + err
+    assert "1 of 3 steps not finite" in out

@@ -82,9 +82,10 @@ def _print_of_child(watcher, name):
 def _print(watcher, crashed, where=""):
     """Print what the recording came to; the findings were printed as they came. Returns True if there are any."""
     steps = f"{watcher.steps} step{'s' * (watcher.steps != 1)}{where}"
-    if watcher.found:
+    elsewhere = watcher.reports and all(report.is_elsewhere for report in watcher.reports)
+    if watcher.found and not elsewhere:
         print(f"safeops run: {watcher.found} of {steps} not finite, kept from the weights")
-    elif not crashed:
+    elif not (watcher.found or crashed):
         scaled = watcher.overflows
         no = f"GradScaler handled {scaled} overflow{'s' * (scaled != 1)}; no other" if scaled else "no"
         print(f"safeops run: {no} NaN or inf reached a loss or a gradient in {steps}")

@@ -59,14 +59,15 @@ class Facts:
         )
         self.foreach_writes = bool(self.writes) and self.name.startswith("_foreach_")
         overwrites = self.name in _OVERWRITES
+        self.unfinished = schema.name.startswith(_COLLECTIVES) and self.name != "wait_tensor"
+        received = self.name.startswith("recv")
         self.unread = frozenset(
             (i, argument.name)
             for i, argument in enumerate(schema.arguments)
-            if argument.is_out or (overwrites and i == 0)
+            if argument.is_out
+            or (overwrites and i == 0)
+            or (self.unfinished and ("output" in argument.name or received and i == 0))
         )
-        self.unfinished = schema.name.startswith(_COLLECTIVES) and self.name != "wait_tensor"
-        if self.name == "all_gather_copy_in":
-            self.unread = frozenset([(1, "all_gather_output")])  # uninitialized memory
         self.ours = schema.name.startswith(f"{NAME}::")
         masks = (i for i, argument in enumerate(schema.arguments) if argument.name == "mask")
         self.mask = next(masks, None) if self.ours else None

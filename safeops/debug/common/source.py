@@ -11,7 +11,11 @@ import torch
 
 from safeops.core import PACKAGE, private_torch
 
-_OWN = (PACKAGE, os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), ""))
+_OWN = (
+    PACKAGE,
+    os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), ""),
+    os.path.join(os.path.dirname(os.path.normpath(PACKAGE)), "safeops_lint", ""),  # (the command's main is there)
+)
 _EXAMPLES = os.path.join(PACKAGE, "demo", "")  # part of the package, but treated as a user's code
 _STDLIB = os.path.join(sysconfig.get_path("stdlib"), "")
 _PACKAGES = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("purelib", "platlib"))

@@ -30,9 +30,10 @@ class Guard:
     def __init__(self, optimizers, parameters, protect, losses, seen, watched):
         self.optimizers, self.parameters, self.protect = optimizers, parameters, protect
         self.losses, self.seen, self.watched = losses, seen, watched
+        self.by_grads = False  # True: a loss alone stops no update, since the other ranks would make it
         self.updates = 0  # of this step
         self.flag = self.versions = None  # of the last scan, until a block or an update follows
-        self.pending = None  # the device's flag of a step that the host has not seen yet
+        self.pending = None  # the device's flags of a step that the host has not seen yet
         self.replay_until = None  # in a replay: the number of the update that ends it; 0: the block's end does
         self.undo = weakref.WeakKeyDictionary()
         self.handles = []
@@ -58,8 +59,8 @@ class Guard:
         grads = self.gradients()
         losses = [*measured(self.losses), *numbers]
         self.losses.clear()
-        self.flag = Flag(losses, measured(grads), mesh_of(grads), self.pending if sticky else None)
-        self.pending = self.flag.on_device if sticky else None
+        self.flag = Flag(losses, measured(grads), mesh_of(grads), self.pending if sticky else None, self.by_grads)
+        self.pending = self.flag.both if sticky else None
         self.versions = self._versions()
         self.seen(self.flag, self.updates)
         return self.flag
@@ -99,7 +100,7 @@ class Guard:
         if scaled or not self.protect:
             return
         if flag.known is not None:
-            if flag.known:
+            if flag.stops:
                 self._hide(optimizer)
         elif is_fused(optimizer):
             optimizer.found_inf = flag.on_device

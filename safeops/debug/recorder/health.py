@@ -34,14 +34,15 @@ def mesh_of(grads):
 
 
 class Flag:
-    """Whether a step was not finite. known: True or False, or None while the answer is on its way to the host.
+    """Whether a step was not finite. known: True or False, or None while the answer is on its way.
 
     losses, grads: numbers of `measured`. mesh: of `mesh_of`. before: the device's flag of earlier steps that the host
-    has not seen yet, or None. in_grads: True, where known, if it is in the gradients.
+    has not seen yet, or None. in_grads: True, where known, if it is in the gradients. by_grads: only they decide about
+    the update, as each rank has the same averaged ones; on_device and `stops` say what they decide.
     """
 
-    def __init__(self, losses, grads, mesh=None, before=None):
-        self.known = self.on_device = self.event = None
+    def __init__(self, losses, grads, mesh=None, before=None, by_grads=False):
+        self.known = self.on_device = self.both = self.event = None
         self.in_grads, self.is_shared = False, mesh is not None
         self.late = []  # (tensor, its value before the update) for the host to put back, if the step was not finite
         device = next((number.device for number in (*grads, *losses) if number.device.type != "cpu"), None)
@@ -50,12 +51,14 @@ class Flag:
             self.known = self.in_grads or not _all_finite(losses)
             if mesh is not None:
                 self.known = _on_any_rank(self.known, mesh)
+            self.stops = self.in_grads if by_grads else self.known
             return
         both = torch.stack([_any_bad(grads, device), _any_bad((*losses, *grads), device)])
         if mesh is not None:
             dist.all_reduce(both, dist.ReduceOp.MAX, group=group_of_mesh("recorder", mesh))
-        self.on_device = both[1:] if before is None else torch.maximum(both[1:], before)
-        both[1:] = self.on_device
+        if before is not None:
+            both = torch.maximum(both, before)
+        self.both, self.on_device = both, both[:1] if by_grads else both[1:]
         self.host = torch.empty(2, pin_memory=True)
         self.host.copy_(both, non_blocking=True)
         self.event = torch.Event(device=device)

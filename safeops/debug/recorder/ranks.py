@@ -34,6 +34,7 @@ class Exchange:
         Exchange.made += 1
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.store = dist.PrefixStore(f"safeops-recorder-{Exchange.made}", private_torch.default_store())
+        self.asked = None  # the step of the last look
         self.alone = None  # what this rank alone has found, until the ranks meet
 
     def hold(self, report):
@@ -44,14 +45,18 @@ class Exchange:
         self.store.set(f"{place}/{self.rank}", _pickled(report))
         self.store.set(place, b"1")
 
-    def news(self, step):
-        """The report that one rank alone had at an earlier step, or None. Each rank calls it at the end of a step."""
-        place = f"alone/{step // EVERY}"
-        if step % EVERY or not self.store.check([place]):
+    def news(self, step, last):
+        """The report that one rank alone had at an earlier step, or None. Each rank calls it at the end of a step.
+        last: the training ends, and the ranks meet no more."""
+        if last and self.alone is not None:
+            return self._choose([self.alone])
+        if step % EVERY or step == self.asked:
+            return None
+        self.asked, place = step, f"alone/{step // EVERY}"
+        if not self.store.check([place]):
             return None
         keys = [f"{place}/{rank}" for rank in range(self.size)]
-        reports = [pickle.loads(self.store.get(key)) for key in keys if self.store.check([key])]
-        return self._choose(reports)
+        return self._choose([pickle.loads(self.store.get(key)) for key in keys if self.store.check([key])])
 
     def first(self, step, report):
         """Tell the others this rank's report of a step that all found, and hear theirs. Returns the one that comes
@@ -112,7 +117,12 @@ def place_in_mesh(model):
     return ", ".join(f"{name} {i}" for name, i in zip(names, mesh.get_coordinate()))
 
 
+def is_replicated(model):
+    """True if DistributedDataParallel averages the gradients of this model."""
+    return any(isinstance(m, torch.nn.parallel.DistributedDataParallel) for m in model.modules())
+
+
 def is_averaged(model):
-    """True if DistributedDataParallel averages the gradients of this step."""
+    """True if it does so in this step."""
     kind = torch.nn.parallel.DistributedDataParallel
     return any(isinstance(m, kind) and m.require_backward_grad_sync for m in model.modules())

@@ -15,7 +15,7 @@ from safeops.debug.recorder import checks, files
 from safeops.debug.recorder.body import Body, Call, Unreadable
 from safeops.debug.recorder.guard import Guard
 from safeops.debug.recorder.losses import collecting
-from safeops.debug.recorder.ranks import exchange
+from safeops.debug.recorder.ranks import exchange, is_replicated
 from safeops.debug.recorder.replay import Replay
 from safeops.debug.recorder.state import Buffers, Slot, begin_scale, loss_scale
 from safeops.debug.trace.report import NonFiniteError
@@ -127,6 +127,7 @@ class recorder:
         self._losses, self._waiting = [], []  # _waiting: (slot, its step, flag, number of the update)
         self._guard = Guard(self._optimizers, parameters, self._protect, self._losses, self._seen, self._watched)
         self._exchange = exchange()
+        self._guard.by_grads = self._exchange is not None and is_replicated(model)
         self._is_open = self._is_off = self._replays = False
         self._skips = 0  # of GradScaler, one step after the other
         self._scale = None  # the loss scale at the end of the last step
@@ -202,11 +203,11 @@ class recorder:
 
     # ---- findings
 
-    def _finish(self, error=None):
+    def _finish(self, error=None, last=False):
         """Look at the answers that have come, and act on a finding."""
         report = None
         with self._watched():
-            report = self._look()
+            report = self._look(last)
         if report is None:
             return
         if self.action == "raise" and error is None:
@@ -214,7 +215,7 @@ class recorder:
         if self.action != "record" and not report.is_elsewhere:
             self._warn(f"safeops.debug.recorder, {'before the exception: ' if error else ''}{report}")
 
-    def _look(self):
+    def _look(self, last):
         exchange = self._exchange
         while self._waiting:
             slot, number, flag, update = self._waiting[0]
@@ -227,7 +228,7 @@ class recorder:
             if bad:
                 return self._handle(slot, number, update, flag)
         self._skips = 0
-        report = exchange and exchange.news(self.number)
+        report = exchange and exchange.news(self.number, last)
         if report:
             self.found += 1
             self.reports.append(report)
@@ -275,7 +276,7 @@ class recorder:
         for *_, flag, _ in self._waiting:
             flag.ask(wait=True)
         try:
-            self._finish()
+            self._finish(last=True)
         finally:
             self._guard.remove()
             self._is_off = True

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 
 import torch
 
@@ -36,22 +37,20 @@ class Replay:
         slot, ranks = self.slot, self.recorder._exchange
         path = files.folder(self.recorder.folder, slot.number)
         meets = ranks is not None and (flag.is_shared or flag.in_grads and is_averaged(self.model))
-        can_run = slot.body is not None and not slot.why_not
-        result = None
-        if can_run:
+        first = ranks.first if meets else lambda step, found: found
+        if slot.body is None or slot.why_not:
+            found = first(slot.number, self._recording(unexplained(slot.number, slot.why_not), path))
+        else:
             if not self.recorder._protect or self.update > 1:
                 self.notes.append("the replay begins with later weights: the step's own are not kept")
+            spoiled = [name for name, p in self.model.named_parameters() if Flag([], measured([p])).ask(wait=True)]
+            self.notes += [f"the parameter {name} held NaN or inf before the step" for name in spoiled[:3]]
             with self.before(), patience() if flag.is_shared else contextlib.nullcontext():
-                result = self.traced(path / "page.html")
-                found = self._recording(result, path)
-                # The ranks look for an explanation together, or none does.
-                found = ranks.first(slot.number, found) if meets else found
-                if found.is_unknown:
-                    found = self._recording(self._explained(), path)
-                    found = ranks.first(f"{slot.number}, explained", found) if meets else found
-        else:
-            found = self._recording(unexplained(slot.number, slot.why_not), path)
-            found = ranks.first(slot.number, found) if meets else found
+                found = self._recording(self.traced(path / "page.html"), path)
+                found.index = -1 if spoiled else found.index  # no op of any rank comes before it
+                found = first(slot.number, found)
+                if found.is_unknown:  # (of several ranks, all look for an explanation, or none does)
+                    found = first(f"{slot.number}, explained", self._recording(self._explained(), path))
         if ranks is not None and not meets:
             ranks.hold(found)
         files.write(path, self.recorder, slot, found)
@@ -141,16 +140,15 @@ def _with_state(objects):
 
 @contextlib.contextmanager
 def _alone(body, model):
-    """DistributedDataParallel without its collectives: then each rank replays by itself."""
+    """Let DistributedDataParallel call its module and nothing else. Then each rank replays by itself: not even the
+    buckets are rebuilt, which a second forward pass would do by a collective."""
     kind = torch.nn.parallel.DistributedDataParallel
-    modules = {id(m): m for x in (model, *body.objects()) if isinstance(x, torch.nn.Module)
-               for m in x.modules() if isinstance(m, kind)}.values()  # fmt: skip
-    names = "require_backward_grad_sync", "require_forward_param_sync"
-    before = [(m, name, getattr(m, name)) for m in modules for name in names]
+    found = {id(m): m for x in (model, *body.objects()) if isinstance(x, torch.nn.Module)
+             for m in x.modules() if isinstance(m, kind) and "forward" not in vars(m)}.values()  # fmt: skip
+    for m in found:
+        m.forward = functools.partial(m.module.__call__)
     try:
-        for m, name, _ in before:
-            setattr(m, name, False)
         yield
     finally:
-        for m, name, value in before:
-            setattr(m, name, value)
+        for m in found:
+            del m.forward

@@ -119,6 +119,8 @@ class Recorder(private_torch.TorchDispatchMode):
     def _behind(self, op, args, kwargs, result):
         op_facts = op.facts
         fresh = [x for x in tensors_in((result,)) if is_plain(x)]
+        if op_facts.unfinished:
+            fresh += [x for i, _ in op_facts.unread for x in tensors_in(args[i : i + 1]) if is_plain(x)]
         written, op.leaf, op.before = (), False, None
         if op_facts.writes:
             written = [args[i] if i < len(args) else kwargs.get(name) for i, name in op_facts.writes]
