@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import safeops
@@ -165,6 +166,21 @@ def hooks_stay():
     assert hooks == (dict(net.head._forward_hooks), dict(net.head._forward_pre_hooks))
 
 
+def layer_of_dtensors():
+    """A plain layer whose classes are sharded must take the linear function, with its bits."""
+    x, target = batch(torch.float64)
+    layer, m = heads()["linear"], mesh()
+    for key, p in list(layer.named_parameters()):
+        setattr(layer, key, nn.Parameter(distribute_tensor(p.detach(), m, [Shard(0)])))
+    hidden, labels = (distribute_tensor(t[0], m, [Replicate()]) for t in (x, target))
+    results = safeops.head_loss(layer, hidden, labels), safeops.linear_cross_entropy(
+        hidden, layer.weight, labels, linear_bias=layer.bias
+    )
+    whole = safeops.cross_entropy(heads()["linear"](x[0]), target[0])
+    assert torch.equal(*(loss.full_tensor() for loss in results))
+    torch.testing.assert_close(results[0].full_tensor(), whole, rtol=1e-12, atol=1e-12)
+
+
 NONE = {"reduction": "none"}
 LOG_PROBS = {"loss": "token_log_probs"}
 CASES = {
@@ -183,4 +199,5 @@ CASES = {
     "bf16 by policy": bf16_by_policy,
     "function of a sharded module": function_of_a_sharded_module,
     "hooks stay": hooks_stay,
+    "layer of DTensors": layer_of_dtensors,
 }
