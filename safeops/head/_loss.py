@@ -1,4 +1,4 @@
-"""What the losses of head_loss share: options, operands of each row, and how these are cut into chunks."""
+"""The base class of the losses of head_loss: options, operands of each row, and how these are cut into chunks."""
 
 import inspect
 
@@ -22,7 +22,7 @@ def unknown_option(name, loss, key, value, defaults):
 
 
 class Loss:
-    """What all losses share. hidden: (N, D). Row operands have N elements along their first dim.
+    """A call of a loss. hidden: (N, D). Row operands have N elements along their first dim.
 
     by_row: names of the operands that are cut into chunks. differentiable: operands of `rows` that may have gradients.
     """

@@ -52,7 +52,7 @@ def pull(outputs, slopes, inputs):
 
 
 def edge_of(x):
-    """What pull takes in place of an output, so that the output's memory is free before its graph is pulled."""
+    """An output as `pull` takes it, so that the output's memory is free before its graph is pulled."""
     return get_gradient_edge(x)
 
 

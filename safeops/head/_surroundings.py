@@ -1,4 +1,4 @@
-"""What a head depends on besides its input: autocast and random numbers. Backward restores them."""
+"""A head depends on autocast and random numbers, too: backward restores them."""
 
 import contextlib
 

@@ -6,6 +6,7 @@ from safeops.core import check as checks
 from safeops.head._loss import unknown_option
 from safeops.head._losses import LOSSES
 from safeops.head.head_loss import Head, Option, head_loss
+from safeops.ops.classification.token_log_probs import TokenLogProbs
 
 
 class HeadLoss(torch.nn.Module):
@@ -41,7 +42,9 @@ class HeadLoss(torch.nn.Module):
             else:  # torch registers a Parameter by itself
                 setattr(self, key, value)
 
-    def forward(self, hidden: torch.Tensor, target: torch.Tensor | None, **options: Option):
+    def forward(
+        self, hidden: torch.Tensor, target: torch.Tensor | None, **options: Option
+    ) -> torch.Tensor | TokenLogProbs:
         name = type(self).__name__
         for key in options:
             if key in (*self.options, "loss", "check"):
@@ -49,7 +52,7 @@ class HeadLoss(torch.nn.Module):
         own = {key: getattr(self, key) for key in self.options}
         return head_loss(self.head, hidden, target, loss=self.loss, check=self.check, **own, **options)
 
-    def extra_repr(self):
+    def extra_repr(self) -> str:
         options = {key: getattr(self, key) for key in self.options}
         shown = [f"{key}={x!r}" for key, x in options.items() if not isinstance(x, (torch.Tensor, torch.nn.Module))]
         return ", ".join([f"loss={self.loss!r}", *shown])

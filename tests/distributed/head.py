@@ -173,8 +173,9 @@ def layer_of_dtensors():
     for key, p in list(layer.named_parameters()):
         setattr(layer, key, nn.Parameter(distribute_tensor(p.detach(), m, [Shard(0)])))
     hidden, labels = (distribute_tensor(t[0], m, [Replicate()]) for t in (x, target))
-    results = safeops.head_loss(layer, hidden, labels), safeops.linear_cross_entropy(
-        hidden, layer.weight, labels, linear_bias=layer.bias
+    results = (
+        safeops.head_loss(layer, hidden, labels),
+        safeops.linear_cross_entropy(hidden, layer.weight, labels, linear_bias=layer.bias),
     )
     whole = safeops.cross_entropy(heads()["linear"](x[0]), target[0])
     assert torch.equal(*(loss.full_tensor() for loss in results))
