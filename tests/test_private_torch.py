@@ -1,5 +1,6 @@
 """Private names of torch (safeops/core/private_torch.py): each exists in this torch, and does what we rely on."""
 
+import contextlib
 import functools
 import re
 from pathlib import Path
@@ -521,3 +522,18 @@ def test_graphs_are_counted():
     for n in (2, 2, 3):
         compiled(torch.ones(n))
     assert counter.frame_count == 2
+
+
+def test_hooks_of_compiled_modules_get_guards_for_a_while():
+    torch.compiler.reset()  # loads Dynamo
+    layer = torch.nn.Linear(2, 2)
+    counter = private_torch.counting_backend("eager")
+    compiled = torch.compile(lambda x: layer(x), backend=counter)
+    with contextlib.ExitStack() as stack:
+        assert private_torch.compile_with_hooks(stack)
+        compiled(torch.ones(2))
+        layer.register_forward_hook(lambda module, args, output: output * 0)
+        assert compiled(torch.ones(2)).count_nonzero() == 0 and counter.frame_count == 2
+    private_torch.forget_compiled_code()
+    compiled(torch.ones(2))
+    assert counter.frame_count == 3

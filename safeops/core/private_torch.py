@@ -4,6 +4,7 @@ Functions are bound here, at import: a small call must not pay for looking them 
 """
 
 import operator
+import sys
 import types
 
 import torch
@@ -217,6 +218,28 @@ def set_group_timeout(timeout):
 def awaited(x):
     """Wait for a tensor from `start_all_reduce` and return its value; any other tensor as it is."""
     return x.trigger_wait() if hasattr(x, "trigger_wait") else x
+
+
+# ---- debugging: compiled code
+
+
+def compile_with_hooks(stack, limit=4096):
+    """Until `stack`, an ExitStack, is closed, code that is compiled has guards on modules' hooks and eager's random
+    numbers, and up to `limit` versions. Returns False where Dynamo, which takes seconds to import, is not loaded."""
+    if "torch._dynamo" not in sys.modules:
+        return False
+    import torch._inductor.config as inductor
+
+    limits = {name: limit for name in ("recompile_limit", "accumulated_recompile_limit")}
+    stack.enter_context(torch._dynamo.config.patch(skip_nnmodule_hook_guards=False, **limits))
+    stack.enter_context(inductor.patch(fallback_random=True))
+    return True
+
+
+def forget_compiled_code():
+    """torch.compiler.reset(), which imports Dynamo where nothing can have been compiled so far."""
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
 
 
 # ---- testing

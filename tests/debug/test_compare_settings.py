@@ -1,4 +1,4 @@
-"""What compare sees of modules: names, calls, structures, checkpointing; what it puts back; what it refuses."""
+"""compare sees names, calls, structures and checkpointing, puts all back, and refuses what it cannot run."""
 
 import collections
 import copy

@@ -47,7 +47,7 @@ class Difference:
 
 
 class Comparison:
-    """What `safeops.debug.compare` returns, and `safeops compare` prints.
+    """The result of `safeops.debug.compare`, which `safeops compare` prints.
 
     forward: the first Difference, in the order of execution, beyond its budget in the forward pass, or None.
     backward: the first in the backward pass, or None: gradients of outputs and of parameters.

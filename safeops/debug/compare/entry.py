@@ -1,4 +1,4 @@
-"""What a run keeps of one tensor, and what several ranks' tensors are together."""
+"""A run keeps an entry of each tensor; several ranks' entries become one."""
 
 import dataclasses
 import math

@@ -6,7 +6,7 @@ import os
 
 import torch
 
-import safeops
+from safeops.core import VERSION
 from safeops.debug.common import ranks
 from safeops.debug.compare.entry import PHASES, Entry, together
 
@@ -71,9 +71,7 @@ def read(file):
     except (ValueError, TypeError, KeyError, RecursionError):
         raise ValueError(f"compare: {file} holds no sketch, as safeops.debug.sketch writes one") from None
     if version != FORMAT:
-        raise ValueError(
-            f"compare: {file} is of format {version!r}, safeops {safeops.__version__} reads {FORMAT}: write it again"
-        )
+        raise ValueError(f"compare: {file} is of format {version!r}, safeops {VERSION} reads {FORMAT}: write it again")
     try:
         entries = [Entry(**{**entry, "shape": tuple(entry["shape"])}) for entry in contents["entries"]]
         if not all(entry.phase in PHASES and len(entry.stats) > 64 for entry in entries):
@@ -89,7 +87,7 @@ def _facts(entries):
     cuda = torch.cuda.is_available()
     return {
         "torch": torch.__version__,
-        "safeops": safeops.__version__,
+        "safeops": VERSION,
         "device": torch.cuda.get_device_name() if cuda else "cpu",
         "dtypes": list(dtypes),
         "tf32": bool(cuda and torch.backends.cuda.matmul.allow_tf32),

@@ -8,7 +8,7 @@ import torch
 
 
 class State:
-    """What the models hold, and the random states, as they are now. `restore()` puts both back, as often as asked."""
+    """A copy of what the models hold and of the random states. `restore()` puts both back, as often as asked."""
 
     def __init__(self, models):
         modules = {id(m): m for model in models for m in model.modules()}.values()
