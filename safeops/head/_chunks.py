@@ -86,7 +86,7 @@ class Chunks:
         return x, validated(self.call(x), x)
 
     def begin_rows(self, hidden, logits):
-        """Set what is known only from the first chunk: the number of classes, the other chunks, and whether slopes are known."""
+        """Set what follows from the first chunk: the classes, the other chunks, and whether slopes are known before."""
         self.loss.begin(logits)
         done, rows = len(logits), len(hidden)
         size = max(done, CHUNK // max(1, logits.shape[1]))

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+from unittest import mock
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import safeops
+from safeops.head import _chunks
 from tests.head.heads import HEADS, LoRA
 from tests.head.steps import EPS, ROWS, STEPS, TARGET, C, D, InChunks, Whole, close, gradients, near
 
@@ -35,6 +37,17 @@ def test_halves(name, dtype, scale, step):
     truth = gradients(Whole(), small, copy.deepcopy(head).double(), hidden.double(), scale)
     both = [gradients(losses, small, head, hidden, scale) for losses in (InChunks(), Whole())]
     near(*both, truth, EPS[dtype])
+
+
+def test_halves_are_summed_over_chunks_in_fp32():
+    """Of 400 chunks each gives 1 to the gradient: a sum in bf16 would stay at 256."""
+    bias = torch.zeros(2, dtype=torch.bfloat16, requires_grad=True)
+    hidden = torch.zeros(400 * 7, 2, dtype=torch.bfloat16)
+    weight = torch.zeros(2800).index_fill_(0, torch.arange(0, 2800, 7), 2.0)
+    with mock.patch.object(_chunks, "PARTS", 400):
+        target = torch.zeros(2800, dtype=torch.long)
+        loss = safeops.head_loss(lambda h: h + bias, hidden, target, row_weight=weight, reduction="sum")
+        assert torch.autograd.grad(loss, bias)[0].tolist() == [-400, 400]
 
 
 @pytest.mark.parametrize("scale", [1e9, float("inf"), float("nan")])
