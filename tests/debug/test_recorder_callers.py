@@ -62,3 +62,38 @@ def test_an_optimizer_in_a_wrapper_is_the_one_watched(record):
         model(x).sum().backward()
         optimizer.step()
     assert recorder.reports[0].op == "log" and equal(before, weights(model))
+
+
+@pytest.mark.parametrize("clips", [False, True])
+def test_an_update_after_the_block_is_skipped_and_told_once(record, clips):
+    """As transformers' Trainer does it."""
+    model = Positive()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    recorder, seen = record(model, optimizer), []
+    for x in batches():
+        recorder.run(lambda x: model(x).square().mean().backward(), x)
+        if clips:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        optimizer.step()
+        optimizer.zero_grad()
+        seen.append(weights(model))
+    assert [report.step for report in recorder.reports] == [BAD] and recorder.found == 1
+    assert equal(seen[BAD - 1], seen[BAD - 2]) and not equal(seen[BAD], seen[BAD - 1])
+
+
+@pytest.mark.parametrize("bad", [(2,), (2, 3), (4, 5), (1, 8)])
+def test_micro_batches_after_a_spoiled_one_are_not_told(record, bad):
+    model = Positive()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    recorder, data = record(model, optimizer), batches(8, bad=0)
+    for number in bad:
+        data[number - 1][2] = 0
+    for i, x in enumerate(data):
+        with recorder.step(x):
+            model(x).square().mean().backward()
+            if i % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+    assert [report.step for report in recorder.reports] == [*bad] and recorder.found == len(bad)
+    assert all(report.op == "log" for report in recorder.reports) and weights(model)[0].isfinite().all()
+    assert {path.name for path in recorder.folder.iterdir()} == {f"step-{number}" for number in bad}

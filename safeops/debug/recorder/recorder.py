@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import os
+import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterable
@@ -130,6 +131,8 @@ class recorder:
         self._guard.by_grads = self._exchange is not None and is_replicated(model)
         self._is_open = self._is_off = self._replays = False
         self._skips = 0  # of GradScaler, one step after the other
+        self._told = 0  # the last step that was looked into
+        self._spoiled = False  # True if its gradients, which are not finite, wait for an update
         self._scale = None  # the loss scale at the end of the last step
         self._said = set()
 
@@ -227,7 +230,7 @@ class recorder:
             self._waiting.pop(0)
             if bad:
                 return self._handle(slot, number, update, flag)
-        self._skips = 0
+            self._skips, self._spoiled = 0, False
         report = exchange and exchange.news(self.number, last)
         if report:
             self.found += 1
@@ -240,6 +243,10 @@ class recorder:
             tensor.copy_(old)
         self._waiting.clear()
         self._guard.pending = None
+        if number == self._told:  # an update after the block, whose gradients a clipping has changed
+            self._spoiled = self._spoiled and not update
+            return None
+        spoiled, self._spoiled = self._spoiled, not update and flag.in_grads
         self._skips += 1
         scaled = self._scaler is not None
         # Without a replay a skip that only lowers the scale and a fault look the same, until the scale has no effect.
@@ -259,6 +266,10 @@ class recorder:
             self._replays = False
         if report is None:
             return None
+        if spoiled and report.is_unknown and self._exchange is None:
+            shutil.rmtree(report.folder, ignore_errors=True)  # an earlier micro-batch has spoiled the gradients
+            return None
+        self._told = number
         if report.bug:
             self.found += 1
             self.reports.append(report)
