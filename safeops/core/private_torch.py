@@ -19,6 +19,11 @@ from torch.utils import _python_dispatch, _pytree
 transforms_active = torch._C._are_functorch_transforms_active  # True inside torch.func and vmap
 
 
+def dynamo_is_loaded():
+    """False if nothing can have been compiled in this process. (Importing Dynamo takes seconds.)"""
+    return "torch._dynamo" in sys.modules
+
+
 def is_exporting():
     """torch.compiler.is_exporting(), which the Dynamo of torch 2.11 wrongly reads as True in every trace."""
     return torch.compiler._is_exporting_flag

@@ -19,7 +19,10 @@ RUN_HERE = {
     **{"README.md": 1, "functions.md": 3, "distributed.md": 1, "contract.md": 1, "safe-mode.md": 1, "index.md": 1},
 }
 # These pages have a test of their own.
-RUN_ELSEWHERE = {"compare.md", "distributed.md", "finding-it.md", "lint.md", "recipes.md", "what-really-happens.md"}
+RUN_ELSEWHERE = {
+    *("compare.md", "distributed.md", "finding-it.md", "lint.md", "recipes.md", "recorder.md"),
+    "what-really-happens.md",
+}
 
 
 def examples(name):

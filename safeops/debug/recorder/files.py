@@ -21,9 +21,8 @@ from pathlib import Path
 
 import torch
 
-import safeops
 from safeops.amp._nested import map_tensors
-from safeops.core import check
+from safeops.core import VERSION, check
 from safeops.core.group import is_running
 from safeops.debug.recorder.body import Call
 
@@ -78,7 +77,7 @@ def about(recorder, slot):
         "format": FORMAT,
         "step": slot.number,
         "model": type(recorder._model).__name__,
-        "safeops": safeops.__version__,
+        "safeops": VERSION,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": platform.platform(),

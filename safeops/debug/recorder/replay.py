@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import functools
+import warnings
 
 import torch
 
@@ -65,8 +66,11 @@ class Replay:
         """The report of trace, or None if the step is finite."""
         tracer = trace(self.model, action="record", last=self.recorder.last, html=html)
         batch = self.slot.replaced()
-        with tracer, eagerly():
-            self._run(batch)
+        with warnings.catch_warnings():
+            # of a compiled module that runs under trace's hooks, which is what a replay is for
+            warnings.filterwarnings("ignore", "Using `torch.compile.module.` when there are global hooks")
+            with tracer, eagerly():
+                self._run(batch)
         return next(iter([*tracer.reports, *tracer.overflows]), None)
 
     def _explained(self):

@@ -2,9 +2,10 @@
 
 import contextlib
 import dataclasses
-import sys
 
 import torch
+
+from safeops.core import private_torch
 
 BACKENDS = ("eager", "aot_eager", "inductor")
 WHAT = {
@@ -27,7 +28,7 @@ class Suspects:
 
 def eagerly():
     """A context in which compiled functions run as they are written, and what was compiled stays."""
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
+    return torch.compiler.set_stance("force_eager") if private_torch.dynamo_is_loaded() else contextlib.nullcontext()
 
 
 def compiled(backend=None):
@@ -38,7 +39,7 @@ def compiled(backend=None):
 def suspects(is_finite, model):
     """is_finite(): runs the step once more. Returns the ways that gave NaN or inf, in words."""
     notes = ["the eager replay of the step is finite"]
-    if "torch._dynamo" not in sys.modules:  # nothing was compiled: there is one way to run
+    if not private_torch.dynamo_is_loaded():  # nothing was compiled: there is one way to run
         if is_finite():
             notes.append("so is another replay" + _deterministic(is_finite))
         return Suspects(f"the replay of the step is finite: {UNREPEATED}", notes)
