@@ -1,5 +1,6 @@
 """Times a training step of the demo network under each tool of safeops.debug, and under torch's detect_anomaly."""
 
+import tempfile
 import warnings
 
 GOAL = 1.5  # a traced step may take 1.5 times as long as a plain step
@@ -14,7 +15,7 @@ def measure(device: str, rounds: int) -> list[dict]:
 
     from .timing import interleave
 
-    step, model = training_step(device)
+    step, model, optimizer, batch = training_step(device)
 
     def anomaly():
         with warnings.catch_warnings(), torch.autograd.detect_anomaly():
@@ -44,9 +45,16 @@ def measure(device: str, rounds: int) -> list[dict]:
         with debug.no_sync():
             step()
 
+    folder = tempfile.TemporaryDirectory()
+    recorder = debug.recorder(model, optimizer, folder=folder.name)
+
+    def recorded():
+        with recorder.step(batch):
+            step()
+
     calls = {"plain": step, "trace": traced, "trace log=": logged, "detect_anomaly": anomaly, "locate_errors": located}
-    calls |= {"no_sync": unsynchronised, "audit": audited}
-    with warnings.catch_warnings():
+    calls |= {"no_sync": unsynchronised, "audit": audited, "recorder": recorded}
+    with folder, recorder, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # detect_anomaly warns at each use that it is slow
         samples = interleave(calls, rounds, device, cold=False)
     if tracer.report:
@@ -73,7 +81,7 @@ class Unwritten:
 
 
 def training_step(device: str):
-    """Returns (a function that runs one step, the network). A step has fp16 autocast, GradScaler and Adam, and the
+    """Returns (a function that runs one step, the network, its optimizer, the batch). A step has fp16 autocast, GradScaler and Adam, and the
     demo's image pair and loss."""
     import torch
 
@@ -93,4 +101,4 @@ def training_step(device: str):
         scaler.step(optimizer)
         scaler.update()
 
-    return step, model
+    return step, model, optimizer, (pair.left, pair.right, pair.truth)
