@@ -166,6 +166,7 @@ def test_bad_options_are_refused_when_it_is_made(recorder, change, error, match)
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_it_is_a_callback_of_the_package_that_the_script_imports(tmp_path):
     code = (
         "import pytorch_lightning, sys; from safeops.integrations.lightning import SafeopsRecorder as kind\n"
@@ -180,6 +181,7 @@ def test_lightning_is_not_imported():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.slow
 def test_without_the_library_one_line_says_so():
     code = (
         "import sys; sys.modules['lightning'] = sys.modules['pytorch_lightning'] = None\n"

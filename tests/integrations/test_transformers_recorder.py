@@ -128,6 +128,7 @@ def test_it_is_a_callback_of_the_trainer_alone(recorder):
         recorder().on_train_begin(None, None, None)
 
 
+@pytest.mark.slow
 def test_without_the_library_the_loss_is_there_and_the_callback_is_not():
     code = (
         "import sys; sys.modules['transformers'] = None\n"
