@@ -22,11 +22,12 @@ PLANTED = [
     ("transformer", "blocks.1.drop", dropping, "blocks.1.drop (Dropout)"),
     ("transformer", "blocks.1.attention", wrong_mask, "blocks.1.attention.out (Linear)"),
 ]
-SEEDS = [pytest.param(range(2), id="two"), pytest.param(range(2, 10), marks=pytest.mark.slow, id="eight more")]
+SEEDS = [pytest.param(range(1), id="one"), pytest.param(range(1, 10), marks=pytest.mark.slow, id="nine more")]
+KINDS = ["float32", *(pytest.param(kind, marks=pytest.mark.slow) for kind in HALF)]
 LAYERS = [("perceptron", "layers.4"), ("convolutions", "stages.1.0"), ("transformer", "blocks.1.square")]
 
 
-@pytest.mark.parametrize("kind", ["float32", *HALF])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name, where, change, named", PLANTED, ids=lambda x: getattr(x, "__name__", x))
 def test_a_planted_difference_is_named(name, where, change, named, kind):
     model, batch = network(name)

@@ -67,10 +67,13 @@ def suspects(is_finite, model):
 
 def _deterministic(is_finite):
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    fills = torch.utils.deterministic.fill_uninitialized_memory
     torch.use_deterministic_algorithms(not before[0], warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # with NaN, which would look like a fault
     try:
         finite = is_finite()
     finally:
+        torch.utils.deterministic.fill_uninitialized_memory = fills
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
     word = "off" if before[0] else "on"
     return f", and with deterministic algorithms {word} it is {'finite' if finite else 'not'}"
