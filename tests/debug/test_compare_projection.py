@@ -56,7 +56,7 @@ def test_it_tells_the_length_of_a_difference(size, spread):
 def test_a_difference_in_one_column_is_not_lost():
     """A channel is every 64th element: without rotations, it would fall on one number, and often cancel."""
     ratios = []
-    for i in range(64):
+    for i in range(0, 64, 5):
         d = torch.zeros(1000, 64, dtype=torch.float64)
         d[:, i] = 1e-3
         ratios.append(sketch_of(d)[STATS:].norm().item() / d.norm().item())
