@@ -81,8 +81,8 @@ class Unwritten:
 
 
 def training_step(device: str):
-    """Returns (a function that runs one step, the network, its optimizer, the batch). A step has fp16 autocast, GradScaler and Adam, and the
-    demo's image pair and loss."""
+    """Returns (a function that runs one step, the network, its optimizer, the batch). A step has fp16 autocast,
+    GradScaler and Adam, and the demo's image pair and loss."""
     import torch
 
     from safeops.demo import data, losses, network, training

@@ -40,7 +40,7 @@ def test_halves(name, dtype, scale, step):
 
 
 def test_halves_are_summed_over_chunks_in_fp32():
-    """Of 400 chunks each gives 1 to the gradient: a sum in bf16 would stay at 256."""
+    """Each of 400 chunks gives 1 to the gradient: a sum in bf16 would stay at 256."""
     bias = torch.zeros(2, dtype=torch.bfloat16, requires_grad=True)
     hidden = torch.zeros(400 * 7, 2, dtype=torch.bfloat16)
     weight = torch.zeros(2800).index_fill_(0, torch.arange(0, 2800, 7), 2.0)

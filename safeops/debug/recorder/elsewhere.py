@@ -27,7 +27,7 @@ class Unfit(BaseException):
 
 @dataclasses.dataclass
 class Recorded:
-    """What the folder of a step holds. device, dtype: to run it in; None: the program's."""
+    """The contents of a step's folder. device, dtype: to run it in; None: the program's."""
 
     about: dict
     weights: dict

@@ -1,4 +1,4 @@
-"""What the ranks of a training tell each other of a step that was not finite.
+"""The exchange of the ranks of a training about a step that was not finite.
 
 They meet in torch's key-value store, so that no rank waits in a collective for one that is not there. A step without a
 finding costs nothing; each sixteenth asks the store for one key.
