@@ -6,12 +6,18 @@ of the user stay as they are.
 """
 
 import ast
+import builtins
 import copy
 import functools
+import inspect
 import linecache
+import sys
+import threading
 
 from safeops.amp._nested import map_tensors
+from safeops.debug.recorder.state import is_generator
 
+_parsing = threading.Lock()  # two threads at once: SystemError in Python 3.11 (python/cpython#106905)
 _SCOPES = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda
 _ANNOTATIONS = 0x1000000  # the compiler's flag of `from __future__ import annotations`
 
@@ -28,23 +34,38 @@ class Body:
 
     def _read(self, block, frame):
         variables, self.globals, self.block = frame.f_locals, frame.f_globals, block
-        self.values = {name: variables[name] for name in self.block.reads if name in variables}
+        # A name that the function declares global, and that the block assigns, is a variable of the replay's own, too.
+        of_globals = {name: frame.f_globals[name] for name in self.block.globals if name in frame.f_globals}
+        self.values = {name: variables[name] for name in self.block.reads if name in variables} | of_globals
         # A variable that the block assigns in part of its cases only may have no value yet.
-        self.unset = [name for name in self.block.reads - variables.keys() if self.block.assigns(name)]
+        unset = self.block.reads - self.values.keys()
+        self.unset = {name: getattr(builtins, name, None) for name in unset if self.block.assigns(name)}
+        if frame.f_code.co_flags & inspect.CO_OPTIMIZED and sys.version_info < (3, 13):
+            # The frame keeps this dict: it must not hold what the block lets go when it assigns.
+            for name in self.block.stores & variables.keys():
+                del variables[name]
 
     def holds(self, tensors):
         """True if a variable of the block is, or contains, one of the tensors."""
         wanted, found = {id(x) for x in tensors}, []
-        map_tensors(lambda x: found.append(id(x) in wanted) or x, list(self.values.values()))
+        try:
+            map_tensors(lambda x: found.append(id(x) in wanted) or x, list(self.values.values()))
+        except RecursionError:  # a variable that contains itself
+            return True
         return any(found)
 
     def objects(self):
         """The values of the block's variables, and the attributes of its `self`."""
         return [*self.values.values(), *getattr(self.values.get("self"), "__dict__", {}).values()]
 
+    def generators(self):
+        """{name: a generator of random numbers} of the variables, and of the attributes of `self`."""
+        named = {f"self.{name}": x for name, x in getattr(self.values.get("self"), "__dict__", {}).items()}
+        return {name: x for name, x in (self.values | named).items() if is_generator(x)}
+
     def __call__(self, replaced):
         """Run the block. replaced: {id(tensor): the tensor to take in its place}."""
-        values = dict.fromkeys(self.unset) | {name: replace(x, replaced) for name, x in self.values.items()}
+        values = self.unset | {name: replace(x, replaced) for name, x in self.values.items()}
         owner = values.pop("__class__", None)
         space = {}
         exec(self.block.compiled(tuple(values)), self.globals, space)
@@ -65,12 +86,21 @@ class Call:
     def objects(self):
         return [getattr(self.function, "__self__", None), *self.args, *self.kwargs.values()]
 
+    def generators(self):
+        named = self.kwargs | {str(i): x for i, x in enumerate(self.args)}
+        return {name: x for name, x in named.items() if is_generator(x)}
+
     def __call__(self, replaced):
         return self.function(*replace(self.args, replaced), **replace(self.kwargs, replaced))
 
 
 def replace(value, replaced):
-    return map_tensors(lambda x: replaced.get(id(x), x), value)
+    if id(value) in replaced:
+        return replaced[id(value)]
+    try:
+        return map_tensors(lambda x: replaced.get(id(x), x), value)
+    except RecursionError:  # it contains itself
+        return value
 
 
 @functools.lru_cache(maxsize=64)
@@ -84,7 +114,8 @@ class _block:
         if not source:
             raise Unreadable(f"the source of {code.co_filename} is not there")
         try:
-            tree = ast.parse(source)
+            with _parsing:
+                tree = ast.parse(source)
             around, node = _find(tree, line) if offset is None else _find_loop(tree, code, line, offset)
         except SyntaxError as error:
             raise Unreadable(f"{code.co_filename} does not parse (any more): {error}") from None
@@ -102,7 +133,7 @@ class _block:
         names = [x for x in own if isinstance(x, ast.Name)]
         self.stores = {x.id for x in names if not isinstance(x.ctx, ast.Load)}
         top = _own(around[-1].body) if around else ()
-        self.globals = {name for x in top if isinstance(x, ast.Global) for name in x.names}
+        self.globals = {name for x in top if isinstance(x, ast.Global) for name in x.names} & self.stores
         owner = next((scope.name for scope in reversed(around) if isinstance(scope, ast.ClassDef)), None)
         self.mangle = _Mangle(owner)
         self.reads = {self.mangle.name(name) for name in _reads(node.body) - self.globals}
@@ -121,8 +152,6 @@ class _block:
         module = ast.parse(text)
         block = module.body[0].body[0]
         block.body[0].body = [self.mangle.visit(copy.deepcopy(x)) for x in self.body]
-        if self.globals:
-            block.body.insert(0, ast.Global(sorted(self.globals)))
         flags = self.code.co_flags & _ANNOTATIONS
         return compile(ast.fix_missing_locations(module), self.code.co_filename, "exec", flags, dont_inherit=True)
 
@@ -143,6 +172,14 @@ class _Mangle(ast.NodeTransformer):
     def visit_Name(self, node):
         node.id = self.name(node.id)
         return node
+
+    def visit_arg(self, node):
+        node.arg = self.name(node.arg)
+        return self.generic_visit(node)
+
+    def visit_FunctionDef(self, node):
+        node.name = self.name(node.name)
+        return self.generic_visit(node)
 
 
 def _find(tree, line):
@@ -194,14 +231,35 @@ def _reads(statements, assigned=None):
     after them; what an `if`, a loop or a `try` assigns may have none."""
     reads, assigned = set(), set() if assigned is None else assigned
     for statement in statements:
-        inside = isinstance(statement, ast.With)
-        nodes = [node for x in (statement.items if inside else [statement]) for node in ast.walk(x)]
+        blocks, header = _parts(statement)
+        nodes = [node for x in header for node in ast.walk(x)]
         names = {x.id for x in nodes if isinstance(x, ast.Name) and not isinstance(x.ctx, ast.Store)}
         names |= {x.target.id for x in nodes if isinstance(x, ast.AugAssign) and isinstance(x.target, ast.Name)}
         names |= {name for x in nodes if isinstance(x, ast.Nonlocal) for name in x.names}
         reads |= names - assigned
-        if inside or isinstance(statement, (ast.Assign, ast.AnnAssign)):
-            assigned |= {x.id for x in nodes if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)}
-        if inside:
-            reads |= _reads(statement.body, assigned)
+        inner = {id(x) for node in nodes if isinstance(node, ast.comprehension) for x in ast.walk(node.target)}
+        stores = [x for x in nodes if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)]
+        stored = {x.id for x in stores if id(x) not in inner}
+        if isinstance(statement, (ast.With, ast.Assign)) or isinstance(statement, ast.AnnAssign) and statement.value:
+            assigned |= stored
+        target = stored if isinstance(statement, ast.For) else set()
+        after = []
+        for block in blocks:
+            after.append(assigned | target)
+            reads |= _reads(block, after[-1])
+        if isinstance(statement, ast.With):
+            assigned |= after[0]
+        elif isinstance(statement, ast.If):  # (the block of an `else` that is not there is empty)
+            assigned |= after[0] & after[1]
     return reads
+
+
+def _parts(statement):
+    """The blocks of a statement that has any, and what it evaluates before them; else none, and itself."""
+    if isinstance(statement, ast.With):
+        return [statement.body], statement.items
+    if isinstance(statement, ast.For):
+        return [statement.body, statement.orelse], [statement.target, statement.iter]
+    if isinstance(statement, (ast.If, ast.While)):
+        return [statement.body, statement.orelse], [statement.test]
+    return [], [statement]

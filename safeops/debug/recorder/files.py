@@ -57,7 +57,9 @@ def write(path, recorder, slot, report):
     (path / "report.txt").write_text(f"{report}\n", encoding="utf-8")
     (path / "about.json").write_text(json.dumps(about(recorder, slot), indent=1), encoding="utf-8")
     (path / "weights.json").write_text(json.dumps(weights(recorder._model), indent=1), encoding="utf-8")
-    names = {id(x): name for name, x in recorder._model.named_buffers()}
+    paths = {id(module): path for path, module in recorder._model.named_modules()}
+    owners = getattr(slot.buffers, "owners", ())
+    names = {id(x): f"{paths[id(module)]}.{name}".lstrip(".") for module, name, x in owners if id(module) in paths}
     step = {
         "batch": _on_disk(slot.batch),
         "is_call": isinstance(slot.body, Call),  # by recorder.run: the batch is (args, kwargs)

@@ -13,6 +13,7 @@ import torch
 
 from safeops.core import check, private_torch
 from safeops.debug.recorder.health import Flag, measured, mesh_of
+from safeops.debug.recorder.state import copied
 
 
 class EndOfReplay(BaseException):
@@ -29,6 +30,7 @@ class Guard:
 
     def __init__(self, optimizers, parameters, protect, losses, seen, watched):
         self.optimizers, self.parameters, self.protect = optimizers, parameters, protect
+        self.updated = self._updated()
         self.losses, self.seen, self.watched = losses, seen, watched
         self.by_grads = False  # True: a loss alone stops no update, since the other ranks would make it
         self.updates = 0  # of this step
@@ -51,7 +53,15 @@ class Guard:
         """Equal for the same gradients, unless something wrote into them."""
         return [(id(grad), private_torch.version(grad)) for grad in self.gradients()]
 
+    def _updated(self):
+        return sum(len(group["params"]) for optimizer in self.optimizers for group in optimizer.param_groups)
+
     def gradients(self):
+        if self.updated != self._updated():  # add_param_group
+            self.updated = self._updated()
+            groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+            updated = (p for group in groups for p in group["params"])
+            self.parameters = [*{id(p): p for p in (*self.parameters, *updated)}.values()]
         return [p.grad for p in self.parameters if p.grad is not None]
 
     def scan(self, numbers=(), sticky=True):
@@ -91,7 +101,7 @@ class Guard:
         if self.replay_until is not None:
             if self.updates == self.replay_until:
                 raise EndOfReplay
-            self._hide(optimizer)
+            self.keep(optimizer)
             return
         scaled = getattr(optimizer, "found_inf", None) is not None  # by GradScaler, which skips by itself
         flag = self.flag if self.flag is not None and self.versions == self._versions() else None
@@ -101,7 +111,7 @@ class Guard:
             return
         if flag.known is not None:
             if flag.stops:
-                self._hide(optimizer)
+                self.keep(optimizer)
         elif is_fused(optimizer):
             optimizer.found_inf = flag.on_device
             self.undo[optimizer] = lambda: delattr(optimizer, "found_inf")
@@ -118,7 +128,11 @@ class Guard:
             undo()
         self.undo.clear()
 
-    def _hide(self, optimizer):
+    def keep(self, optimizer):
+        """Let the coming update of an optimizer change nothing."""
+        if not type(optimizer).__module__.startswith("torch.optim"):  # it may expect a gradient of each parameter
+            self.undo[optimizer] = _everything_back(optimizer)
+            return
         hidden = [(p, p.grad) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         for p, _ in hidden:
             p.grad = None
@@ -128,6 +142,26 @@ class Guard:
                 p.grad = grad
 
         self.undo[optimizer] = undo
+
+
+def _everything_back(optimizer):
+    """Copy parameters, state and groups of an optimizer. Returns a function that puts them back."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    states = [copied(dict(optimizer.state[p])) if p in optimizer.state else None for p in parameters]
+    values = [held(p).clone() for p in parameters]
+    groups = [copied({key: x for key, x in group.items() if key != "params"}) for group in optimizer.param_groups]
+
+    def undo():
+        with torch.no_grad():
+            for p, value, state in zip(parameters, values, states):
+                held(p).copy_(value)
+                optimizer.state.pop(p, None)
+                if state is not None:
+                    optimizer.state[p] = state
+        for group, old in zip(optimizer.param_groups, groups):
+            group.update(old)
+
+    return undo
 
 
 def is_fused(optimizer):

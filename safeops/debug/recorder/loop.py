@@ -57,7 +57,7 @@ class LoopBody(Body):
         if not all(isinstance(x, (ast.Name, ast.Tuple, ast.List)) for x in parts):
             raise Unreadable(f"the loop sets {ast.unparse(target)}, which is more than names")
         self.targets = {self.block.mangle.name(x.id) for x in parts if isinstance(x, ast.Name)}
-        self.unset = [name for name in self.unset if name not in self.targets]
+        self.unset = {name: x for name, x in self.unset.items() if name not in self.targets}
         self.values = {name: x for name, x in self.values.items() if name not in self.targets}
 
     def bind(self, variables, batches):

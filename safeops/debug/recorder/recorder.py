@@ -18,7 +18,7 @@ from safeops.debug.recorder.guard import Guard
 from safeops.debug.recorder.losses import collecting
 from safeops.debug.recorder.ranks import exchange, is_replicated
 from safeops.debug.recorder.replay import Replay
-from safeops.debug.recorder.state import Buffers, Slot, begin_scale, loss_scale
+from safeops.debug.recorder.state import Buffers, Slot, begin_scale, fall, hides_tensors, loss_scale
 from safeops.debug.trace.report import NonFiniteError
 
 MOST_FINDINGS = 16  # of a run that are replayed and written; later ones are counted
@@ -120,7 +120,8 @@ class recorder:
         self.folder = files.prepared(folder)
         self.action, self.save_weights, self.last = action, bool(save_weights), last
         self.reports, self.overflows, self.found, self.number = [], [], 0, 0
-        self._model, self._scaler, self._protect = model, scaler, bool(protect)
+        self._model, self._protect = model, bool(protect)
+        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         parameters = checks.parameters(model, self._optimizers)
         self._devices = tuple({p.device for p in parameters})
         self._buffers = Buffers(model)
@@ -134,6 +135,7 @@ class recorder:
         self._told = 0  # the last step that was looked into
         self._spoiled = False  # True if its gradients, which are not finite, wait for an update
         self._scale = None  # the loss scale at the end of the last step
+        self._holds_batch = False  # True when a batch has been looked for in the variables of its block
         self._said = set()
 
     # ---- a step
@@ -166,14 +168,15 @@ class recorder:
 
     def _end(self, slot, error):
         self._is_open = False
+        with self._watched():
+            self._guard.end_of_step()
         if self._is_off or error is not None and not isinstance(error, Exception):
             return
         with self._watched():
-            self._guard.end_of_step()
             scale = loss_scale(self._scaler)
             scanned = any(number == self.number for _, number, _, _ in self._waiting)
             if not scanned or self._losses or scale is not None:
-                fell = () if scale is None else [torch.where(scale < begin_scale(slot.scale), torch.inf, 0.0)]
+                fell = () if scale is None else [fall(scale, begin_scale(slot.scale), self._scaler)]
                 self._guard.scan(fell, sticky=scale is None)
         self._finish(error)
 
@@ -188,20 +191,29 @@ class recorder:
             slot.why_not = f"the step cannot run again: {error}"
             self._once(f"a step that is not finite will not be replayed: {error}")
         if self._scaler is None and slot.body is not None:
-            self._scaler = next((x for x in slot.body.objects() if isinstance(x, torch.amp.GradScaler)), None)
+            scalers = (x for x in slot.body.objects() if isinstance(x, torch.amp.GradScaler))
+            self._scaler = next((x for x in scalers if x.is_enabled()), None)
         try:
             slot.fill(batch, self._devices, self._buffers, self._scaler)
         except Exception as error:  # of a tensor's class that cannot be cloned, or for want of memory
             slot.why_not = f"the step cannot run again: its batch could not be copied: {error}"
             self._once(f"a batch could not be copied, and its step cannot be replayed: {error}")
+        if slot.body is None or self._holds_batch:
+            return
         tensors = [x for x, _ in slot.copies.values()]
-        if tensors and slot.body is not None and not slot.body.holds(tensors):
+        self._holds_batch = bool(tensors)  # (to look at each variable of each step would take time)
+        if not tensors and hides_tensors(batch):
+            kind = type(batch).__name__
+            self._once(f"a batch that is a {kind} is not copied: give lists, tuples, dicts or dataclasses")
+        if tensors and not slot.body.holds(tensors):
             self._once(
                 "no variable of the block holds the batch that step() was given: a replay reads the variables as they "
                 "are by then, not the copy"
             )
 
     def _seen(self, flag, update):
+        if not self._is_open:  # updates that no step follows: their answers must not pile up
+            del self._waiting[: -2 * len(self._slots) - 64]
         self._waiting.append((self._slots[self.number % len(self._slots)], self.number, flag, update))
 
     # ---- findings
@@ -248,7 +260,7 @@ class recorder:
             return None
         spoiled, self._spoiled = self._spoiled, not update and flag.in_grads
         self._skips += 1
-        scaled = self._scaler is not None
+        scaled = loss_scale(self._scaler) is not None
         # Without a replay a skip that only lowers the scale and a fault look the same, until the scale has no effect.
         is_blind = slot.number != number or slot.body is None or slot.why_not is not None
         if scaled and (is_blind or len(self.overflows) >= MOST_OVERFLOWS) and self._skips < 3:

@@ -6,6 +6,7 @@ import functools
 import warnings
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from safeops.debug.recorder import files
 from safeops.debug.recorder.guard import EndOfReplay
@@ -31,12 +32,13 @@ class Replay:
     def __init__(self, recorder, slot, update):
         self.recorder, self.slot, self.update = recorder, slot, update
         self.model, self.guard = recorder._model, recorder._guard
-        self.notes = []
+        self.notes, self.error = [], None  # error: of the block, in the last replay
+        self.generators = slot.body.generators() if slot.body is not None else {}
 
     def report(self, flag):
         """The finding, written into the recorder's folder; None if it waits until the ranks meet."""
         slot, ranks = self.slot, self.recorder._exchange
-        path = files.folder(self.recorder.folder, slot.number)
+        path = self._path()
         meets = ranks is not None and (flag.is_shared or flag.in_grads and is_averaged(self.model))
         first = ranks.first if meets else lambda step, found: found
         if slot.body is None or slot.why_not:
@@ -47,20 +49,31 @@ class Replay:
             spoiled = [name for name, p in self.model.named_parameters() if Flag([], measured([p])).ask(wait=True)]
             self.notes += [f"the parameter {name} held NaN or inf before the step" for name in spoiled[:3]]
             with self.before(), patience() if flag.is_shared else contextlib.nullcontext():
-                found = self._recording(self.traced(path / "page.html"), path)
+                found = self._recording(self.traced(path and path / "page.html"), path)
                 found.index = -1 if spoiled else found.index  # no op of any rank comes before it
                 found = first(slot.number, found)
                 if found.is_unknown:  # (of several ranks, all look for an explanation, or none does)
                     found = first(f"{slot.number}, explained", self._recording(self._explained(), path))
         if ranks is not None and not meets:
             ranks.hold(found)
-        files.write(path, self.recorder, slot, found)
+        if path is not None:
+            try:
+                files.write(path, self.recorder, slot, found)
+            except Exception as error:  # a full disk: the finding is told all the same
+                found.notes.append(f"not all could be written: {type(error).__name__}: {error}")
         return None if ranks is not None and not meets else found
+
+    def _path(self):
+        """The folder of the step, or None if it cannot be made."""
+        try:
+            return files.folder(self.recorder.folder, self.slot.number)
+        except OSError as error:
+            self.notes.append(f"the step is not kept: {error}")
 
     def _recording(self, report, path):
         report = report or unexplained(self.slot.number, "the replay is finite")
         report.step = self.slot.number
-        return Recording.of(report, notes=[*self.notes], folder=str(path), where=place_in_mesh(self.model))
+        return Recording.of(report, notes=[*self.notes], folder=str(path or ""), where=place_in_mesh(self.model))
 
     def traced(self, html=None):
         """The report of trace, or None if the step is finite."""
@@ -69,12 +82,17 @@ class Replay:
         with warnings.catch_warnings():
             # of a compiled module that runs under trace's hooks, which is what a replay is for
             warnings.filterwarnings("ignore", "Using `torch.compile.module.` when there are global hooks")
-            with tracer, eagerly():
-                self._run(batch)
+            try:
+                with tracer, eagerly():
+                    self._run(batch)
+            except OSError as error:  # of the page: the step's own do not come here
+                self.notes.append(f"the page could not be written: {error}")
         return next(iter([*tracer.reports, *tracer.overflows]), None)
 
     def _explained(self):
         """The report of a step whose replay was finite: what else was tried, and what it gave."""
+        if self.error is not None:
+            return unexplained(self.slot.number, "the replay ended before it came to anything that is not finite")
         found = suspects(self.is_finite, self.model)
         self.notes += found.notes
         return unexplained(self.slot.number, found.why)
@@ -87,7 +105,7 @@ class Replay:
             return not Flag(measured(losses), measured(grads), mesh_of(grads)).ask(wait=True)
 
     def _run(self, batch):
-        losses = []
+        losses, self.error = [], None
         self.guard.updates, self.guard.replay_until = 0, self.update
         try:
             with collecting(losses):
@@ -95,6 +113,7 @@ class Replay:
         except EndOfReplay:
             pass
         except Exception as error:
+            self.error = error
             self.notes.append(f"the replay ended with {type(error).__name__}: {error}")
         finally:
             self.guard.end_of_step()
@@ -105,16 +124,17 @@ class Replay:
     def before(self):
         """The state at the begin of the step; at the end, all is as it was."""
         recorder, slot, scaler = self.recorder, self.slot, self.recorder._scaler
-        random, buffers = random_states(recorder._devices), recorder._buffers.state()
+        random, buffers = random_states(recorder._devices, self.generators), recorder._buffers.state()
         scale = scaler_state(scaler) if scaler is not None else None
         kept = [(x, copy.deepcopy(x.state_dict())) for x in _with_state(slot.body.objects())]
         grads = [(p, p.grad) for p in self.guard.parameters]
         groups = [(group, copied({key: x for key, x in group.items() if key != "params"}))
                   for optimizer in recorder._optimizers for group in optimizer.param_groups]  # fmt: skip
+        handles = [register_optimizer_step_pre_hook(self._other), register_optimizer_step_post_hook(self.guard.after)]
         try:
             for p, _ in grads:
                 p.grad = None
-            set_random_states(slot.random)
+            set_random_states(slot.random, self.generators)
             recorder._buffers.set(slot.buffers)
             if slot.scale is not None:
                 set_scaler_state(scaler, slot.scale)
@@ -133,7 +153,14 @@ class Replay:
             for optimizer in recorder._optimizers:
                 for name in ("grad_scale", "found_inf"):  # GradScaler's, left by an update that the replay ended
                     vars(optimizer).pop(name, None)
-            set_random_states(random)
+            for handle in handles:
+                handle.remove()
+            set_random_states(random, self.generators)
+
+    def _other(self, optimizer, args, kwargs):
+        """Before the update of an optimizer that the recorder was not given: it was made already."""
+        if not any(optimizer is x for x in self.recorder._optimizers) and not torch.compiler.is_compiling():
+            self.guard.keep(optimizer)
 
 
 def _with_state(objects):

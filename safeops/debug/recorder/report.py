@@ -37,7 +37,7 @@ class Recording(Report):
 
     def __str__(self):
         notes = [f"  note     {note}" for note in self.notes]
-        return "\n".join([super().__str__(), *notes, f"  kept in  {self.folder}"])
+        return "\n".join([super().__str__(), *notes, *([f"  kept in  {self.folder}"] if self.folder else [])])
 
 
 def unexplained(step, why):

@@ -1,9 +1,11 @@
-"""What a step needs to run again: copies of its batch, random states, autocast's state, buffers and loss scale."""
+"""The state that a step needs to run again: copies of its batch, random states, autocast, buffers and loss scale."""
 
+import collections
 import contextlib
 import copy
 import random
 import sys
+from collections.abc import Mapping
 
 import torch
 
@@ -23,11 +25,13 @@ class Slot:
         self.body = self.batch = self.random = self.autocast = self.grad_enabled = self.scale = None
         self.why_not = None  # why the step cannot run again
         self.copies, self.buffers = {}, []  # copies: {id(tensor of the batch): (the tensor, its copy)}
+        self.containers = {}  # {id(list, dict, ... of the batch): (itself, its copy)}: a block may pop from it
 
     def fill(self, batch, devices, buffers, scaler):
         free, self.memory = self.memory, {}
         self.batch = map_tensors(lambda x: self._copy(x, free), batch)
-        self.random = random_states(devices)
+        self.containers = dict(_containers(batch, self.batch))
+        self.random = random_states(devices, {} if self.body is None else self.body.generators())
         self.autocast = autocast_state(devices)
         self.grad_enabled = torch.is_grad_enabled()
         self.buffers = buffers.state()
@@ -35,12 +39,14 @@ class Slot:
 
     def add(self, batch):
         """Copy a further batch of the same step."""
-        self.batch = self.batch, map_tensors(lambda x: self._copy(x, {}), batch)
+        new = map_tensors(lambda x: self._copy(x, {}), batch)
+        self.containers |= dict(_containers(batch, new))
+        self.batch = self.batch, new
 
     def _copy(self, x, free):
         if id(x) in self.copies:
             return self.copies[id(x)][1]
-        plain = type(x) is torch.Tensor and x.layout == torch.strided
+        plain = type(x) is torch.Tensor and x.layout == torch.strided and not x.is_nested
         key = (x.shape, x.stride(), x.dtype, x.device) if plain else None
         with torch.no_grad():
             new = free[key].pop().copy_(x) if free.get(key) else x.detach().clone()
@@ -50,12 +56,45 @@ class Slot:
         return new
 
     def replaced(self, change=lambda x: x):
-        """{id(tensor of the batch): a tensor with its values}, which the replay may write into."""
-        return {key: change(new.clone()).requires_grad_(x.requires_grad) for key, (x, new) in self.copies.items()}
+        """{id(tensor of the batch): a tensor with its values}, which the replay may write into; also the containers."""
+        fresh = {key: change(new.clone()).requires_grad_(x.requires_grad) for key, (x, new) in self.copies.items()}
+        of_copy = {id(new): fresh[key] for key, (_, new) in self.copies.items()}
+        copies = {key: new for key, (_, new) in self.containers.items()}
+        return fresh | {key: map_tensors(lambda x: of_copy.get(id(x), x), new) for key, new in copies.items()}
 
     def nbytes(self):
         batch = sum(x.nbytes for tensors in self.memory.values() for x in tensors)
         return batch + sum(x.nbytes for x in (self.random or {}).values() if isinstance(x, torch.Tensor))
+
+
+def _containers(old, new):
+    """Yield (id, (container, its copy)) of the containers of a batch that hold tensors."""
+    if new is old or isinstance(old, torch.Tensor):
+        return
+    yield id(old), (old, new)
+    if isinstance(old, Mapping):
+        pairs = [(old[key], new[key]) for key in old]
+    elif isinstance(old, (list, tuple)):
+        pairs = zip(old, new)
+    else:
+        pairs = [(x, vars(new).get(name)) for name, x in getattr(old, "__dict__", {}).items()]
+    for a, b in pairs:
+        yield from _containers(a, b)
+
+
+def hides_tensors(batch):
+    """True for an object of a kind that `map_tensors` does not enter, and that holds tensors."""
+    inner = [*getattr(batch, "__dict__", {}).values()]
+    inner += batch if isinstance(batch, (collections.deque, set, frozenset)) else []
+    return any(isinstance(x, torch.Tensor) for x in inner)
+
+
+class BufferStates(list):
+    """[(buffer, copy)]. owners: [(module, name, buffer)]: a module may put another tensor in its buffer's place."""
+
+    def __init__(self, pairs, owners):
+        super().__init__(pairs)
+        self.owners = owners
 
 
 class Buffers:
@@ -68,9 +107,8 @@ class Buffers:
         self.large = {}  # id(buffer) -> (its version, its copy)
 
     def state(self):
-        """[(buffer, copy)]"""
-        buffers = {id(x): x for module in self.modules for x in module.buffers(recurse=False)}
-        return [(x, self._copy(x)) for x in buffers.values()]
+        owners = [(module, name, x) for module in self.modules for name, x in module.named_buffers(recurse=False)]
+        return BufferStates([(x, self._copy(x)) for x in {id(x): x for *_, x in owners}.values()], owners)
 
     def _copy(self, x):
         if x.nbytes < self.LARGE or x.is_inference():
@@ -84,8 +122,12 @@ class Buffers:
     def set(self, state):
         with torch.no_grad():
             for x, copied in state:
-                if x.nbytes < self.LARGE or not torch.equal(x, copied):
+                # A graph may have saved the buffer: it is written only after a change.
+                if type(x) is not torch.Tensor or x.is_meta or not torch.equal(x, copied):
                     x.copy_(copied)
+        for module, name, x in getattr(state, "owners", ()):
+            if module._buffers.get(name) is not x:
+                setattr(module, name, x)
 
     def nbytes(self):
         return sum(x.nbytes for module in self.modules for x in module.buffers(recurse=False))
@@ -104,25 +146,53 @@ def autocast(state):
         yield
 
 
-def random_states(devices):
-    """The states of all generators in use: Python's, NumPy's if it is imported, torch's of each device."""
+def random_states(devices, generators=None):
+    """The states of all generators in use: Python's, NumPy's if it is imported, torch's of each device, and those of
+    `generators` by their names."""
     states = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if (numpy := sys.modules.get("numpy")) is not None:
         states["numpy"] = numpy.random.get_state()
     for device in devices:
         if device.type != "cpu" and (module := _generators(device)) is not None:
             states[str(device)] = module.get_rng_state(device)
+    states["variables"] = {name: _state(x) for name, x in (generators or {}).items()}
     return states
 
 
-def set_random_states(states):
+def set_random_states(states, generators=None):
     random.setstate(states["python"])
     torch.set_rng_state(states["torch"])
     if "numpy" in states and (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.set_state(states["numpy"])
     for name, state in states.items():
-        if name not in ("python", "torch", "numpy") and (module := _generators(torch.device(name))) is not None:
+        fixed = name in ("python", "torch", "numpy", "variables")
+        if not fixed and (module := _generators(torch.device(name))) is not None:
             module.set_rng_state(state, torch.device(name))
+    for name, x in (generators or {}).items():
+        if name in states.get("variables", ()):
+            _set_state(x, states["variables"][name])
+
+
+def is_generator(x):
+    """True for an object with random numbers of its own: torch's, Python's or NumPy's."""
+    numpy = sys.modules.get("numpy")
+    kinds = (numpy.random.Generator, numpy.random.RandomState) if numpy is not None else ()
+    return isinstance(x, (torch.Generator, random.Random, *kinds))
+
+
+def _state(x):
+    if isinstance(x, random.Random):
+        return x.getstate()
+    return x.bit_generator.state if hasattr(x, "bit_generator") else x.get_state()
+
+
+def _set_state(x, state):
+    if isinstance(x, random.Random):
+        x.setstate(state)
+    elif hasattr(x, "bit_generator"):
+        x.bit_generator.state = state
+    else:
+        x.set_state(state)
 
 
 def _generators(device):
@@ -154,6 +224,12 @@ def copied(x):
 def loss_scale(scaler):
     """The scale of a GradScaler, a tensor on its device; None before its first call."""
     return None if scaler is None else vars(scaler).get("_scale")
+
+
+def fall(scale, before, scaler):
+    """inf if the scale was lowered as after one or two overflows, else 0. (A user may set another scale.)"""
+    once = before * scaler.get_backoff_factor()
+    return torch.where((scale == once) | (scale == once * scaler.get_backoff_factor()), torch.inf, 0.0)
 
 
 def begin_scale(state):
