@@ -113,9 +113,16 @@ def linear_reverse_kl_div(input: Tensor, linear_weight: Tensor, target: Tensor, 
     weight: Tensor | None = None, reduction: Literal["none", "mean", "sum"] = "mean",
     denominator: Tensor | float | None = None, empty: Literal["zero", "nan", "raise"] = "zero",
     temperature: float = 1.0, logits_dtype: torch.dtype | None = None) -> Tensor: ...
+@overload
 def linear_token_log_probs(input: Tensor, linear_weight: Tensor, target: Tensor, *, linear_bias: Tensor | None = None,
     mask: Tensor | None = None, ignore_index: int = -100, temperature: float = 1.0, softcap: float | None = None,
-    logits_dtype: torch.dtype | None = None) -> TokenLogProbs: ...
+    logits_dtype: torch.dtype | None = None, support: None = None,
+    outside: Literal["-inf", "mask"] = "-inf") -> TokenLogProbs: ...
+@overload
+def linear_token_log_probs(input: Tensor, linear_weight: Tensor, target: Tensor, *, linear_bias: Tensor | None = None,
+    mask: Tensor | None = None, ignore_index: int = -100, temperature: float = 1.0, softcap: float | None = None,
+    logits_dtype: torch.dtype | None = None, support: Tensor | Sequence[Tensor],
+    outside: Literal["-inf", "mask"] = "-inf") -> TokenLogProbsOfSupport: ...
 def linear_tv(input: Tensor, linear_weight: Tensor, target: Tensor, target_weight: Tensor | None, *,
     linear_bias: Tensor | None = None, target_bias: Tensor | None = None, mask: Tensor | None = None,
     weight: Tensor | None = None, reduction: Literal["none", "mean", "sum"] = "mean",

@@ -3,8 +3,8 @@
     log p_c = x_c - log sum_{s in S} exp x_s   for c in S, else -inf
 
 With a bool support the logits of the other classes are replaced by -inf, in a copy that the op reads in place of the
-logits. With one in CSR form, its classes' logits are gathered, and summed by rows: torch ops on as many elements as
-there are classes in all supports.
+logits. With one in CSR form, the logits of its classes (its entries) are gathered, and summed by rows: torch ops on as
+many elements as there are classes in all supports.
 """
 
 import torch
@@ -28,8 +28,10 @@ ARGUMENTS = """\
 """
 
 
-def validate(name, support, outside, with_argmax, logits, rows, classes):
-    """Check the support of rows of logits. Returns it as a bool tensor (*rows, C), or as the pair of a CSR form."""
+def validate(name, support, outside, with_argmax, rows, classes, **of):
+    """Check a support of rows of logits. Returns it as a bool tensor (*rows, C), or as the pair of a CSR form.
+
+    of: the tensors that the logits are or come from, by their names in errors."""
     check.choice(name, "outside", outside, OUTSIDE)
     if support is None:
         if outside != OUTSIDE[0]:
@@ -37,7 +39,9 @@ def validate(name, support, outside, with_argmax, logits, rows, classes):
         return None
     if with_argmax:
         raise TypeError(f"{name}: with_argmax does not go with support")
-    check.no_dtensor(name, "logits", logits)
+    for key, x in of.items():
+        check.no_dtensor(name, key, x)
+    (first, reference), shown = next(iter(of.items())), " and ".join(f"{k} {check.shown(x)}" for k, x in of.items())
     parts = (support,) if isinstance(support, torch.Tensor) else tuple(support)
     if len(parts) not in (1, 2):
         raise TypeError(f"{name}: support must be a bool tensor or a pair (offsets, classes), got {len(parts)} parts")
@@ -45,15 +49,13 @@ def validate(name, support, outside, with_argmax, logits, rows, classes):
     for key, x in zip(keys, parts):
         check.tensor(name, key, x)
         check.no_dtensor(name, key, x)
-    check.same_device(name, "logits", logits, **dict(zip(keys, parts)))
+    check.same_device(name, first, reference, **dict(zip(keys, parts)))
     if len(parts) == 1:
         (mask,) = parts
         if mask.dtype != torch.bool:
             raise TypeError(f"{name}: support must be bool, or a pair (offsets, classes), got {mask.dtype}")
         if mask.shape != (*rows, classes):
-            raise ValueError(
-                f"{name}: support {check.shown(mask)} must have the rows and classes of logits {check.shown(logits)}"
-            )
+            raise ValueError(f"{name}: support {check.shown(mask)} must have the rows and classes of {shown}")
         return mask
     for key, x in zip(keys, parts):
         if x.dtype not in INTEGERS or x.dim() != 1:
@@ -61,7 +63,7 @@ def validate(name, support, outside, with_argmax, logits, rows, classes):
     if len(parts[0]) != rows.numel() + 1:
         raise ValueError(
             f"{name}: support's offsets {check.shown(parts[0])} must have one more element than there are rows, "
-            f"{check.shown(logits, rows)}"
+            f"{tuple(rows)}"
         )
     return parts
 
@@ -117,33 +119,49 @@ def kept_rows(target, mask, ignore_index, classes):
     return keep, torch.where(keep, index, 0)
 
 
-def restrict(name, support, outside, logits, target, mask, ignore_index):
-    """Returns (logits with -inf at classes that do not exist, the mask of the rows to compute, how many kept rows have
-    a target outside of their support). logits, support: (*rows, C)."""
-    keep, index = kept_rows(target, mask, ignore_index, logits.shape[-1])
+def of_rows(name, support, outside, target, mask, ignore_index):
+    """Returns (the mask of the rows to compute, how many kept rows have a target outside of their support).
+    support: (*rows, C), bool."""
+    classes = support.shape[-1]
+    keep, index = kept_rows(target, mask, ignore_index, classes)
     # (the largest byte: on the CPU, aten's any() of bools takes ten times as long)
-    right = support.view(torch.uint8).amax(-1) > 0 if logits.shape[-1] else support.any(-1)
-    refuse_rows(name, right, keep, logits.shape[-1], lambda row: "no class")
+    right = support.view(torch.uint8).amax(-1) > 0 if classes else support.any(-1)
+    refuse_rows(name, right, keep, classes, lambda row: "no class")
     keep = keep & right
-    inside = support.gather(-1, index.unsqueeze(-1)).squeeze(-1) if logits.shape[-1] else keep
-    count = (keep & ~inside).sum()
-    return masked_fill(logits, ~support, -INF), keep & inside if outside == "mask" else keep, count
+    inside = support.gather(-1, index.unsqueeze(-1)).squeeze(-1) if classes else keep
+    return keep & inside if outside == "mask" else keep, (keep & ~inside).sum()
 
 
-def of_csr(name, support, outside, logits, target, mask, ignore_index, temperature, softcap):
+def restrict(logits, support):
+    """The logits (*rows, C), with -inf at classes that do not exist."""
+    return masked_fill(logits, ~support, -INF)
+
+
+def of_logits(name, support, outside, logits, target, mask, ignore_index, temperature, softcap):
+    """`of_entries` of logits (*rows, C)."""
+    flat = logits.reshape(-1)
+
+    def gather(entries, exists):
+        return torch.where(exists, flat[entries.index], 0)  # select before arithmetic: NaN * 0 is NaN
+
+    options = target, mask, ignore_index, temperature, softcap
+    return of_entries(name, support, outside, gather, flat[:0].sum(), logits.shape[-1], *options)
+
+
+def of_entries(name, support, outside, gather, nothing, size, target, mask, ignore_index, temperature, softcap):
     """Returns (log probability, entropy and logsumexp of each row: (3, *rows); how many kept rows have a target outside
-    of their support). logits: (*rows, C)."""
-    rows, size, compute = target.shape, logits.shape[-1], compute_dtype(logits.dtype)
+    of their support), with a support in CSR form, of rows of `size` classes.
+
+    gather(entries, exists): the logit of each entry, 0 where it does not exist. nothing: 0, but in the graph."""
+    rows, compute = target.shape, compute_dtype(nothing.dtype)
     entries = Entries(*support, rows.numel(), size)
     keep, index = (x.reshape(-1) for x in kept_rows(target, mask, ignore_index, size))
     refuse_rows(name, entries.right, keep, size, lambda row: _listed(*support, row))
     keep = keep & entries.right
-    flat = logits.reshape(-1)
-    if not len(entries.row) or not flat.numel():  # no row has a class: all are masked out, but in the graph
-        return (flat[:0].sum().to(compute) + torch.zeros((3, *rows), device=flat.device)).to(compute), keep.sum()
+    if not len(entries.row) or not rows.numel() or not size:  # no row has a class: all are masked out
+        return (nothing.to(compute) + torch.zeros((3, *rows), device=nothing.device)).to(compute), keep.sum()
     exists = entries.real & keep[entries.row]
-    x = torch.where(exists, flat[entries.index], 0)  # select before arithmetic: NaN * 0 is NaN
-    x = shaped(wide_on_cpu(x.to(compute)), temperature, softcap)
+    x = shaped(wide_on_cpu(gather(entries, exists).to(compute)), temperature, softcap)
 
     def total(x):
         return entries.reduce(segment_sum, x, keep)

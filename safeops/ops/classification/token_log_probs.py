@@ -313,13 +313,16 @@ def token_log_probs(
 
 def _of_support(logits, target, mask, ignore_index, temperature, softcap, support, outside, with_argmax):
     _token_log_probs.validate(logits, target, mask, ignore_index, temperature, softcap)
-    support = _support.validate(NAME, support, outside, with_argmax, logits, target.shape, logits.shape[-1])
+    rows_and_classes = target.shape, logits.shape[-1]
+    support = _support.validate(NAME, support, outside, with_argmax, *rows_and_classes, logits=logits)
     if isinstance(support, tuple):
         shape = as_operand(temperature, logits), as_operand(softcap or 0.0, logits)
-        rows, count = _support.of_csr(NAME, support, outside, logits, target, mask, ignore_index, *shape)
+        rows, count = _support.of_logits(NAME, support, outside, logits, target, mask, ignore_index, *shape)
     else:
-        logits, keep, count = _support.restrict(NAME, support, outside, logits, target, mask, ignore_index)
-        rows = _token_log_probs.call(logits, target, keep, ignore_index, temperature, softcap)
+        keep, count = _support.of_rows(NAME, support, outside, target, mask, ignore_index)
+        rows = _token_log_probs.call(
+            _support.restrict(logits, support), target, keep, ignore_index, temperature, softcap
+        )
     return TokenLogProbsOfSupport(*each(rows), count)
 
 

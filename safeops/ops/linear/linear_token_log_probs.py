@@ -7,12 +7,20 @@ from safeops.core.foreign import refuse
 from safeops.core.library import declare_raw
 from safeops.core.matmul import matmul, without_autocast
 from safeops.core.op import Op
+from safeops.core.symbolic import as_operand
+from safeops.ops.classification import _support
 from safeops.ops.classification._classification import class_dim, refuse_missing_class, rows_of, validate_index
 from safeops.ops.classification._logits import as_floats, validate_logits
-from safeops.ops.classification.token_log_probs import TokenLogProbs, _token_log_probs, each
+from safeops.ops.classification.token_log_probs import (
+    TokenLogProbs,
+    TokenLogProbsOfSupport,
+    _token_log_probs,
+    each,
+)
 from safeops.ops.classification.token_log_probs import define as define_rows
 from safeops.ops.linear import _rows
 from safeops.ops.linear._chunks import NO_CLASS, keeps_sums, logits_of, products, scale_of
+from safeops.ops.linear._entries import LinearEntries
 from safeops.ops.linear._layer import LOGITS_DTYPE, in_one_dtype, validate_classes, validate_layer, wide_logits
 
 NAME = "linear_token_log_probs"
@@ -21,8 +29,8 @@ NAME = "linear_token_log_probs"
 
 
 def define(
-    input, linear_weight, target, linear_bias=None, mask=None, ignore_index=-100, temperature=1.0, softcap=0.0,
-    wide=False,
+    input, linear_weight, target, linear_bias=None, mask=None, support=None, ignore_index=-100, temperature=1.0,
+    softcap=0.0, wide=False,
 ):  # fmt: skip
     """Log probability, entropy and logsumexp of each row, as one tensor (3, N). Logits are in fp32 here, also if not
     wide."""
@@ -31,6 +39,7 @@ def define(
     x = torch.where(keep.unsqueeze(-1), input, 0).to(compute)  # select before arithmetic: NaN * 0 is NaN
     logits = matmul(x, linear_weight.to(compute))
     logits = logits if linear_bias is None else logits + linear_bias.to(compute)
+    logits = logits if support is None else _support.restrict(logits, support)
     return define_rows(logits.movedim(-1, class_dim(logits)), target, keep, ignore_index, temperature, softcap)
 
 
@@ -46,7 +55,7 @@ def _fake_backward(grad, input, linear_weight, *options):
     return tuple(_rows.empty_gradients(input, linear_weight, options[-3:]))
 
 
-def _compute(input, linear_weight, target, linear_bias, mask, ignore_index, temperature, softcap, wide):
+def _compute(input, linear_weight, target, linear_bias, mask, support, ignore_index, temperature, softcap, wide):
     """The forward in chunks of the rows: one product. The op of token_log_probs computes each chunk's results."""
     refuse_missing_class(NAME, target, mask, ignore_index, len(linear_weight), "linear_weight", linear_weight.shape)
     class_index, keep, _ = rows_of(len(linear_weight), target, None, mask, ignore_index, torch.float64)
@@ -58,6 +67,8 @@ def _compute(input, linear_weight, target, linear_bias, mask, ignore_index, temp
         for first in range(0, len(input), size):
             part = slice(first, first + size)
             logits = logits_of(input[part], linear_weight, linear_bias, buffer[: len(input[part])], wide)
+            if support is not None:
+                logits.masked_fill_(~support[part], -float("inf"))
             for whole, rows in zip(
                 results, _token_log_probs.forward(logits, class_index[part], keep[part], NO_CLASS, *shape)
             ):
@@ -66,8 +77,9 @@ def _compute(input, linear_weight, target, linear_bias, mask, ignore_index, temp
 
 
 def _compute_backward(
-    grad, input, linear_weight, target, row_stats, linear_bias, mask, ignore_index, temperature, softcap, wide, *needs
-):
+    grad, input, linear_weight, target, row_stats, linear_bias, mask, support, ignore_index, temperature, softcap, wide,
+    *needs,
+):  # fmt: skip
     """The backward in chunks of the classes: three products. token_log_probs' backward computes each chunk's slopes."""
     class_index, keep, _ = rows_of(len(linear_weight), target, None, mask, ignore_index, torch.float64)
     compute, shape = compute_dtype(input.dtype, grad.dtype), (temperature, softcap)
@@ -81,14 +93,16 @@ def _compute_backward(
 
     def slopes(logits, part):
         index = class_index - part.start
+        if support is not None:
+            logits.masked_fill_(~support[:, part], -float("inf"))
         return _token_log_probs.backward(grad, logits, index, row_stats, keep, NO_CLASS, *shape, partial)
 
     return products(x, linear_weight, linear_bias, keep, slopes, scale, compute, needs, wide)
 
 
 _OPERANDS = (
-    "Tensor? linear_bias=None, Tensor? mask=None, int ignore_index=-100, float temperature=1.0, float softcap=0.0, "
-    "bool wide=False"
+    "Tensor? linear_bias=None, Tensor? mask=None, Tensor? support=None, int ignore_index=-100, float temperature=1.0, "
+    "float softcap=0.0, bool wide=False"
 )
 _forward = declare_raw(
     "_linear_token_log_probs",
@@ -122,9 +136,11 @@ class LinearTokenLogProbs(Op):
         super().__init__(NAME, _forward, _backward, define)
         self.raw, self.cpu = (), True
 
-    def prepare(self, input, linear_weight, target, linear_bias, mask, ignore_index, temperature, softcap, wide):
+    def prepare(
+        self, input, linear_weight, target, linear_bias, mask, support, ignore_index, temperature, softcap, wide
+    ):
         shape = as_floats(NAME, temperature, softcap)
-        return True, (input, linear_weight, target, linear_bias, mask, ignore_index, *shape, wide)
+        return True, (input, linear_weight, target, linear_bias, mask, support, ignore_index, *shape, wide)
 
     def validate(self, *operands):
         """Nothing to do: the public function has validated the operands, in the caller's shapes."""
@@ -135,20 +151,27 @@ class LinearTokenLogProbs(Op):
         return self.backward(grad, input, linear_weight, target, results.row_stats, *rest, *needs)
 
 
+_entries = LinearEntries(NAME)  # (it has the function's name; `_linear_token_log_probs` stays in the registry)
 _linear_token_log_probs = LinearTokenLogProbs()
 
 # ---- public function
 
 
-@_linear_token_log_probs.public(
+_PUBLIC = (
     "(Tensor input, Tensor linear_weight, Tensor target, *, Tensor? linear_bias=None, Tensor? mask=None, "
-    "int ignore_index=-100, float temperature=1.0, float? softcap=None, ScalarType? logits_dtype=None) -> "
-    "(Tensor log_prob, Tensor entropy, Tensor logsumexp)",
-    arguments=LOGITS_DTYPE,
+    "int ignore_index=-100, float temperature=1.0, float? softcap=None, ScalarType? logits_dtype=None{}) -> "
+    "(Tensor log_prob, Tensor entropy, Tensor logsumexp{})"
+)
+
+
+@_linear_token_log_probs.public(
+    _PUBLIC.format("", ""),
+    ".support" + _PUBLIC.format(', Tensor[] support, str outside="-inf"', ", Tensor outside"),
+    arguments=LOGITS_DTYPE + _support.ARGUMENTS,
 )
 def linear_token_log_probs(
     input, linear_weight, target, *extra, linear_bias=None, mask=None, ignore_index=-100, temperature=1.0, softcap=None,
-    logits_dtype=None, **unknown,
+    logits_dtype=None, support=None, outside="-inf", **unknown,
 ):  # fmt: skip
     """`token_log_probs` of the logits input @ linear_weight.T + linear_bias, computed in chunks.
 
@@ -160,6 +183,11 @@ def linear_token_log_probs(
 
     Products are in the operands' dtype. All that is computed from the logits is in fp32, and so are sums over chunks.
     Each gradient is rounded once, at the end.
+
+    With a bool `support` that is the same, and chunks of logits are filled with -inf. With one in CSR form there are no
+    products of matrices and no logits of other classes: rows of the weight are gathered for the entries of the support,
+    at most 16 MiB in fp32 at a time (and as much of the input), and multiplied in fp32, of half operands too. The
+    backward gathers them again. A few numbers an entry are saved, and a gradient of half is summed in an fp32 buffer.
 
     Args:
         input: (..., D) floating tensor, a vector for each row.
@@ -175,7 +203,8 @@ def linear_token_log_probs(
 
     Returns:
         A named tuple (log_prob, entropy, logsumexp), each of shape (...): fp32 for half and fp32 operands, fp64 for
-        fp64.
+        fp64. With `support` (log_prob, entropy, logsumexp, outside), over its classes; outside: how many kept rows have
+        a target that is not in their support, an int64 number on the device.
 
     Raises:
         IndexError: on the CPU, a row that `mask` keeps has a class that does not exist and is not `ignore_index`. On
@@ -196,9 +225,30 @@ def linear_token_log_probs(
     validate_logits(NAME, temperature, softcap)
     wide = wide_logits(NAME, logits_dtype, input, linear_weight, linear_bias)
     refuse_missing_class(NAME, target, mask, ignore_index, len(linear_weight), "linear_weight", linear_weight.shape)
+    support = _support.validate(
+        NAME, support, outside, False, target.shape, len(linear_weight), input=input, linear_weight=linear_weight
+    )
     input, linear_weight, linear_bias = in_one_dtype(input, linear_weight, linear_bias)
     rows = target.shape
     mask = None if mask is None else mask.expand(rows).reshape(-1)
-    operands = input.reshape(target.numel(), input.shape[-1]), linear_weight, target.reshape(-1), linear_bias, mask
-    results = _linear_token_log_probs.call(*operands, ignore_index, temperature, softcap, wide)
-    return TokenLogProbs(*(row.reshape(rows) for row in each(results)))
+    layer, target = (input.reshape(target.numel(), input.shape[-1]), linear_weight, linear_bias), target.reshape(-1)
+    if isinstance(support, tuple):
+        shape = as_operand(temperature, input), as_operand(softcap or 0.0, input)
+        results, outside = _of_entries(support, outside, layer, target, mask, ignore_index, *shape)
+        return TokenLogProbsOfSupport(*(row.reshape(rows) for row in each(results)), outside)
+    if support is not None:
+        support = support.reshape(len(target), len(linear_weight))
+        mask, outside = _support.of_rows(NAME, support, outside, target, mask, ignore_index)
+    operands = *layer[:2], target, layer[2], mask, support, ignore_index, temperature, softcap, wide
+    results = [row.reshape(rows) for row in each(_linear_token_log_probs.call(*operands))]
+    return TokenLogProbs(*results) if support is None else TokenLogProbsOfSupport(*results, outside)
+
+
+def _of_entries(support, outside, layer, *options):
+    input, linear_weight, linear_bias = layer
+    nothing = sum(x[:0].sum() for x in layer if x is not None)
+
+    def gather(entries, exists):
+        return _entries.call(input, linear_weight, entries.row, entries.classes, exists, linear_bias)
+
+    return _support.of_entries(NAME, support, outside, gather, nothing, len(linear_weight), *options)

@@ -264,7 +264,7 @@ def test_raw_ops():
     x, w, b, target, teacher = example(torch.bfloat16, 5, 7, 4)
     x = x.requires_grad_()
     for op, arguments in (
-        (torch.ops.safeops._linear_token_log_probs, (x, w, target, b, None, -100, 1.0, 0.0, True)),
+        (torch.ops.safeops._linear_token_log_probs, (x, w, target, b, None, None, -100, 1.0, 0.0, True)),
         (torch.ops.safeops._linear_kl_div, (x, w, b, teacher, None, None, None, 1.0, 0.5, True)),
     ):
         torch.library.opcheck(op, arguments, test_utils=("test_schema", "test_faketensor"))
