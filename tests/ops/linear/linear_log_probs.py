@@ -14,7 +14,8 @@ NAME = "linear_token_log_probs"
 
 
 def linear_token_log_probs(
-    input, linear_weight, target, *, linear_bias=None, mask=None, logits_dtype=None, **options
+    input, linear_weight, target, *, linear_bias=None, mask=None, logits_dtype=None, support=None, outside="-inf",
+    **options,
 ):  # fmt: skip
     target = target.long()
     keep = (target >= 0) & (target < len(linear_weight)) & (target != options.get("ignore_index", -100))
@@ -103,6 +104,8 @@ Record(
         "temperature": 0.75,
         "softcap": 4.0,
         "logits_dtype": None,
+        "support": None,
+        "outside": "-inf",
     },
     gpu="plain torch operations between kernels of token_log_probs, on any device",
     no_route="not a kernel: tests/contract/linear/test_linear_log_probs.py watches that there are chunks",
