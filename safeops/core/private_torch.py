@@ -114,7 +114,7 @@ NO_CASTS = "_mp_policy", types.SimpleNamespace(cast_forward_inputs=False, param_
 
 
 def cast_hook(sharded, table):
-    """The function by which fully_shard's hook, in a table of hooks, casts as its mixed precision policy says; or None."""
+    """The function by which fully_shard's hook, in a table of hooks, casts as its precision policy says; or None."""
     state = sharding_state(sharded)
     return {
         "_forward_pre_hooks": lambda module, args, kwargs: state._cast_forward_inputs(args, kwargs),

@@ -25,12 +25,13 @@ class Guard:
 
     watched(): a context that keeps errors of the recorder from the training. losses: a list, which others fill, of the
     losses whose backward ran since the last scan.
-    seen(flag, number of the update): is told of each scan.
+    seen(flag, number of the update): is told of each scan; -k: it followed k updates, at the end of the step.
     """
 
     def __init__(self, optimizers, parameters, protect, losses, seen, watched):
         self.optimizers, self.parameters, self.protect = optimizers, parameters, protect
         self.updated = self._updated()
+        self.earlier = set()  # of several optimizers: the versions of the gradients when the step began
         self.losses, self.seen, self.watched = losses, seen, watched
         self.by_grads = False  # True: a loss alone stops no update, since the other ranks would make it
         self.updates = 0  # of this step
@@ -64,15 +65,31 @@ class Guard:
             self.parameters = [*{id(p): p for p in (*self.parameters, *updated)}.values()]
         return [p.grad for p in self.parameters if p.grad is not None]
 
-    def scan(self, numbers=(), sticky=True):
-        """numbers: further 0-dim tensors that must be finite."""
+    def begin_step(self):
+        self.updates, self.flag = 0, None
+        self.losses.clear()
+        if len(self.optimizers) > 1:
+            self.earlier = set(self._versions())
+
+    def _of_step(self, optimizer):
+        """The gradients of this step. Those of other optimizers that it has not changed are an earlier step's: of one
+        that GradScaler has skipped, they may be inf."""
         grads = self.gradients()
+        if not self.earlier:
+            return grads
+        own = {id(p.grad) for group in optimizer.param_groups for p in group["params"]} if optimizer is not None else ()
+        return [x for x in grads if id(x) in own or (id(x), private_torch.version(x)) not in self.earlier]
+
+    def scan(self, numbers=(), sticky=True, optimizer=None):
+        """numbers: further 0-dim tensors that must be finite. optimizer: the one whose update follows; None: the step
+        has ended."""
+        grads = self._of_step(optimizer)
         losses = [*measured(self.losses), *numbers]
         self.losses.clear()
         self.flag = Flag(losses, measured(grads), mesh_of(grads), self.pending if sticky else None, self.by_grads)
         self.pending = self.flag.both if sticky else None
         self.versions = self._versions()
-        self.seen(self.flag, self.updates)
+        self.seen(self.flag, -self.updates if optimizer is None else self.updates)
         return self.flag
 
     def before(self, optimizer, args, kwargs):
@@ -105,7 +122,7 @@ class Guard:
             return
         scaled = getattr(optimizer, "found_inf", None) is not None  # by GradScaler, which skips by itself
         flag = self.flag if self.flag is not None and self.versions == self._versions() else None
-        flag = flag or self.scan(sticky=not scaled)
+        flag = flag or self.scan(sticky=not scaled, optimizer=optimizer)
         self.flag = None
         if scaled or not self.protect:
             return
@@ -176,20 +193,22 @@ def _put_back(optimizer, flag, late):
     states = [{key: held(x).clone() for key, x in optimizer.state.get(p, {}).items() if isinstance(x, torch.Tensor)}
               for p in parameters]  # fmt: skip
 
+    bad = flag > 0
+
     def undo():
         with torch.no_grad():
             for new, old in before:
-                new.copy_(torch.where(flag.to(new.device) > 0, old, new))
+                new.copy_(torch.where(bad.to(new.device), old, new))
             for p, state in zip(parameters, states):
                 for key, x in optimizer.state.get(p, {}).items():
                     if not isinstance(x, torch.Tensor):
                         continue
                     new = held(x)
                     old = state.get(key, torch.zeros_like(new))  # what this update made begins as zeros
-                    if new.device.type == "cpu":
+                    if new.device != bad.device:
                         late.append((new, old))
                     else:
-                        new.copy_(torch.where(flag.to(new.device) > 0, old, new))
+                        new.copy_(torch.where(bad.to(new.device), old, new))
 
     return undo
 

@@ -15,6 +15,9 @@ from safeops.core.group import group_of_mesh
 from safeops.ops.lists.grad_norm import norm
 
 
+IMMEDIATE = "cpu"  # the kind of device whose answers are there at once
+
+
 def measured(tensors):
     """The largest magnitude of the tensors, as 0-dim fp64 tensors, one a device: inf or NaN if one holds any."""
     by_device = {}
@@ -34,7 +37,7 @@ def mesh_of(grads):
 
 
 class Flag:
-    """Whether a step was not finite. known: True or False, or None while the answer is on its way.
+    """The answer to: was the step not finite? known: True or False, or None while the answer is on its way.
 
     losses, grads: numbers of `measured`. mesh: of `mesh_of`. before: the device's flag of earlier steps that the host
     has not seen yet, or None. in_grads: True, where known, if it is in the gradients. by_grads: only they decide about
@@ -45,7 +48,7 @@ class Flag:
         self.known = self.on_device = self.both = self.event = None
         self.in_grads, self.is_shared = False, mesh is not None
         self.late = []  # (tensor, its value before the update) for the host to put back, if the step was not finite
-        device = next((number.device for number in (*grads, *losses) if number.device.type != "cpu"), None)
+        device = next((number.device for number in (*grads, *losses) if number.device.type != IMMEDIATE), None)
         if device is None:
             self.in_grads = not _all_finite(grads)
             self.known = self.in_grads or not _all_finite(losses)
@@ -53,16 +56,15 @@ class Flag:
                 self.known = _on_any_rank(self.known, mesh)
             self.stops = self.in_grads if by_grads else self.known
             return
-        both = torch.stack([_any_bad(grads, device), _any_bad((*losses, *grads), device)])
+        numbers = torch.stack([number.to(device, non_blocking=True) for number in (*grads, *losses)])
+        bad = numbers * 0 != 0  # inf * 0 is NaN
+        both = torch.stack([bad[: len(grads)].any(), bad.any()]).float()  # (2,): in the gradients, anywhere
         if mesh is not None:
             dist.all_reduce(both, dist.ReduceOp.MAX, group=group_of_mesh("recorder", mesh))
         if before is not None:
             both = torch.maximum(both, before)
-        self.both, self.on_device = both, both[:1] if by_grads else both[1:]
-        self.host = torch.empty(2, pin_memory=True)
-        self.host.copy_(both, non_blocking=True)
-        self.event = torch.Event(device=device)
-        self.event.record()
+        self.both, self.on_device = both, both[0] if by_grads else both[1]
+        self.host, self.event = _sent(both)
 
     def ask(self, wait=False):
         """True, False, or None if the answer is not there yet and must not be waited for."""
@@ -76,9 +78,12 @@ def _all_finite(numbers):
     return all(math.isfinite(number.item()) for number in numbers)
 
 
-def _any_bad(numbers, device):
-    bad = [(~number.isfinite()).to(device, non_blocking=True) for number in numbers]
-    return torch.stack(bad).any().float() if bad else torch.zeros((), device=device)
+def _sent(x):
+    """A copy of x on the host that is on its way, and the event that tells when it is there."""
+    host, event = torch.empty(x.shape, pin_memory=True), torch.Event(device=x.device)
+    host.copy_(x, non_blocking=True)
+    event.record()
+    return host, event
 
 
 def _on_any_rank(bad, mesh):
