@@ -179,6 +179,34 @@ def test_an_optimizer_that_asks_for_each_gradient(record, model):
     assert all(state["last"].isfinite().all() for state in optimizer.state.values())
 
 
+def test_a_loss_after_the_last_update(record, model, optimizer):
+    """The replay goes on to the end of the block."""
+    recorder = record(model, optimizer)
+    with recorder.step(x := torch.zeros(2, 4)):
+        model(x + 1).mean().backward()
+        optimizer.step()
+        model(x).mean().backward()
+    assert "later weights" in finding(recorder).notes[0]
+
+
+def test_two_optimizers_under_one_scaler(record):
+    """The gradients of a skipped update lie there until their turn comes: they belong to no later step."""
+    scaler, models = (
+        torch.amp.GradScaler("cpu", init_scale=8.0),
+        torch.nn.ModuleList([torch.nn.Linear(4, 3), Positive()]),
+    )
+    optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in models]
+    recorder = record(models, optimizers)
+    for x in batches():
+        with recorder.step(x):
+            for m, optimizer in zip(models, optimizers):
+                optimizer.zero_grad()
+                scaler.scale(m(x).square().mean()).backward()
+                scaler.step(optimizer)
+            scaler.update()
+    assert finding(recorder).step == 3 and scaler.get_scale() == 4
+
+
 def test_a_group_that_was_added_later(record, model, optimizer):
     """Its gradients are scanned, and a replay leaves them as they were."""
     recorder, late = record(model, optimizer), torch.nn.Parameter(torch.ones(3))

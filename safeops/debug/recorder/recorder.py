@@ -183,8 +183,7 @@ class recorder:
     def _record(self, slot, batch, body):
         slot.forget()
         slot.number = self.number
-        self._guard.updates, self._guard.flag = 0, None
-        self._losses.clear()
+        self._guard.begin_step()
         try:
             slot.body = body()
         except Unreadable as error:

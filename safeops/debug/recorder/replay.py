@@ -27,7 +27,8 @@ from safeops.debug.trace.trace import trace
 
 
 class Replay:
-    """A step of a recorder, to run again. update: the number of the update that its numbers did not reach, or 0."""
+    """A step of a recorder, to run again. update: the number of the update that its numbers did not reach; 0: it had
+    none; -k: they came after k updates."""
 
     def __init__(self, recorder, slot, update):
         self.recorder, self.slot, self.update = recorder, slot, update
@@ -44,7 +45,7 @@ class Replay:
         if slot.body is None or slot.why_not:
             found = first(slot.number, self._recording(unexplained(slot.number, slot.why_not), path))
         else:
-            if not self.recorder._protect or self.update > 1:
+            if not self.recorder._protect or self.update not in (0, 1):
                 self.notes.append("the replay begins with later weights: the step's own are not kept")
             spoiled = [name for name, p in self.model.named_parameters() if Flag([], measured([p])).ask(wait=True)]
             self.notes += [f"the parameter {name} held NaN or inf before the step" for name in spoiled[:3]]
