@@ -28,6 +28,7 @@ def main(argv=None):
 
 def _run(argv):
     parser = _parser()
+    argv, of_script = replay.divided(sys.argv[1:] if argv is None else list(argv))
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:  # report them with the subcommand's usage, unlike parse_args
         getattr(arguments, "parser", parser).error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -43,7 +44,7 @@ def _run(argv):
     if arguments.command == "sketch":
         return compare.run_sketch(arguments)
     if arguments.command == "replay":
-        return replay.run(arguments)
+        return replay.run(arguments, of_script)
     if arguments.command == "run":
         return safe.run(arguments)
     if arguments.command == "verify":

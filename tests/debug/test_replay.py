@@ -195,3 +195,12 @@ def test_scripts_and_devices_that_are_not_there(recorded, tmp_path, capsys):
     empty.write_text("1 / 0\n")
     code, _, err = replay(capsys, step, "--script", empty)
     assert code == 3 and "ZeroDivisionError" in err
+
+
+def test_words_for_the_script_follow_its_options(recorded, tmp_path, capsys):
+    script = tmp_path / "asks.py"
+    script.write_text("import sys\nprint(sys.argv[1:])\n")
+    step = str(recorded / "flight/step-3")
+    for words in (["--script", str(script), step, "3"], [step, "--script", str(script), "--", "--lr", "3"]):
+        assert cli.main(["replay", *words]) == 2
+    assert capsys.readouterr().out == "['3']\n['--lr', '3']\n"

@@ -26,11 +26,18 @@ def add_parser(commands):
     parser.add_argument("--function", metavar="NAME", help=help_)
     parser.add_argument("--device", help="cpu, cuda:1, ...: move the model and the batch there")
     parser.add_argument("--dtype", choices=DTYPES, help="run the model and the batch in it")
-    parser.add_argument("arguments", metavar="...", nargs="*", help="for the script")
+    parser.add_argument("arguments", metavar="...", nargs="*", help="for the script; after an option, they follow --")
 
 
-def run(arguments):
-    """Replay, print the report, and return the exit code."""
+def divided(argv):
+    """The words of a command line, and those after `--` that are for the replayed script. (argparse takes no words for
+    it after an option.)"""
+    place = argv.index("--") if argv[:1] == ["replay"] and "--" in argv else len(argv)
+    return argv[:place], argv[place + 1 :]
+
+
+def run(arguments, of_script):
+    """Replay, print the report, and return the exit code. of_script: the words after `--`."""
     try:
         dtype = arguments.dtype and getattr(torch, arguments.dtype)
         try:
@@ -60,7 +67,7 @@ def run(arguments):
         finally:
             recorder.take_over = None
 
-    code, crashed = execute("replay", arguments.script, arguments.arguments, replay)
+    code, crashed = execute("replay", arguments.script, [*arguments.arguments, *of_script], replay)
     if result is None:
         if not crashed:
             problem = problem or "the script ended before a step of a recorder began"
