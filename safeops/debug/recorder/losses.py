@@ -14,6 +14,8 @@ _is_installed = False  # True while `_collected` is in its place, or another lib
 
 @functools.wraps(torch.autograd.backward)
 def _collected(tensors, *args, **kwargs):
+    if torch.compiler.is_compiling():  # Dynamo ends its graph here, and calls this function again
+        return _original(tensors, *args, **kwargs)
     # (a GradientEdge is a tuple, but not one of tensors)
     roots = tensors if isinstance(tensors, torch.Tensor) or hasattr(tensors, "_fields") else tuple(tensors)
     thread = threading.get_ident()
