@@ -14,7 +14,6 @@ from safeops.core.dtypes import FLOATING
 from safeops.core.group import group_of_mesh
 from safeops.ops.lists.grad_norm import norm
 
-
 IMMEDIATE = "cpu"  # the kind of device whose answers are there at once
 
 
