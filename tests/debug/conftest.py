@@ -1,6 +1,20 @@
+"""Fixtures of the tests of the recorder."""
+
 import pytest
+import torch
 
 import safeops
+from tests.debug.recording import Positive
+
+
+@pytest.fixture
+def model():
+    return Positive()
+
+
+@pytest.fixture
+def optimizer(model):
+    return torch.optim.SGD(model.parameters(), 0.1)
 
 
 @pytest.fixture

@@ -8,17 +8,7 @@ import pytest
 import torch
 
 import safeops
-from tests.debug.recording import Positive, batches, equal, weights
-
-
-@pytest.fixture
-def model():
-    return Positive()
-
-
-@pytest.fixture
-def optimizer(model):
-    return torch.optim.SGD(model.parameters(), 0.1)
+from tests.debug.recording import batches, equal, weights
 
 
 @pytest.mark.parametrize(

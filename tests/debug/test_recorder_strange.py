@@ -12,16 +12,6 @@ from tests.debug.recording import Positive, batches, equal, weights
 from tests.debug.test_recorder_body import run_source
 
 
-@pytest.fixture
-def model():
-    return Positive()
-
-
-@pytest.fixture
-def optimizer(model):
-    return torch.optim.SGD(model.parameters(), 0.1)
-
-
 def finding(recorder):
     (report,) = recorder.reports
     assert report.op == "log", str(report)

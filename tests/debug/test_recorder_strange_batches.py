@@ -11,16 +11,6 @@ import safeops
 from tests.debug.recording import Positive
 
 
-@pytest.fixture
-def model():
-    return Positive()
-
-
-@pytest.fixture
-def optimizer(model):
-    return torch.optim.SGD(model.parameters(), 0.1)
-
-
 @dataclasses.dataclass
 class Data:
     x: torch.Tensor

@@ -4,18 +4,7 @@ import pytest
 import torch
 
 import safeops
-from tests.debug.recording import Positive
 from tests.debug.test_recorder_body import run_source
-
-
-@pytest.fixture
-def model():
-    return Positive()
-
-
-@pytest.fixture
-def optimizer(model):
-    return torch.optim.SGD(model.parameters(), 0.1)
 
 
 def test_a_part_of_a_model_whose_output_holds_inf(record):
