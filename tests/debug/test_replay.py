@@ -144,12 +144,21 @@ if __name__ == "__main__":
         assert code == 1 and "step 1: the loss is not finite: log" in out, err
 
 
-def test_without_the_weights_it_says_so(tmp_path, capsys):
+def test_without_the_weights_a_finite_step_says_nothing(tmp_path, capsys):
     runpy.run_path(write(tmp_path, save=False), run_name="__main__")
-    words = tmp_path / "flight/step-3", "--script"
-    code, out, _ = replay(capsys, *words, write(tmp_path, "other.py", seed=3, save=False))
-    assert "parameters are not those of the step: load its checkpoint" in out
-    assert code in (0, 1)
+    script = write(tmp_path, "other.py", seed=3, save=False)
+    words = tmp_path / "flight/step-3", "--script", script
+    code, out, _ = replay(capsys, *words)
+    assert code == 1 and "parameters are not those of the step: load its checkpoint" in out
+    code, out, _ = replay(capsys, *words, "--dtype", "float64")
+    assert code == 2 and "is finite with these weights, which says nothing of its own" in out
+
+
+def test_the_folder_of_an_earlier_run_stays(tmp_path):
+    script = write(tmp_path)
+    for _ in range(2):
+        runpy.run_path(script, run_name="__main__")
+    assert {path.name for path in (tmp_path / "flight").iterdir()} == {"step-3", "step-3.2"}
 
 
 @pytest.mark.parametrize(

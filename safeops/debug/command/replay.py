@@ -17,7 +17,10 @@ DTYPES = ("float64", "float32", "bfloat16", "float16")
 def add_parser(commands):
     """The `replay` subcommand."""
     what = "run a step that safeops.debug.recorder kept once more, and name the line of its NaN or inf"
-    codes = "Exit code: 0 the step is finite here, 1 it is not, 2 it could not be run, 3 the script raised before it."
+    codes = (
+        "Exit code: 0 the step is finite here, 1 it is not, 2 it could not be run or is finite with other weights than "
+        "its own, 3 the script raised before it."
+    )
     parser = commands.add_parser("replay", help=what, description=f"{what[0].upper()}{what[1:]}.", epilog=codes)
     parser.add_argument("folder", metavar="FOLDER", help="flight/step-123, or one rank's in it")
     help_ = "the training's script: it runs until its recorder's first step, which the recorded one replaces"
@@ -47,6 +50,10 @@ def run(arguments, of_script):
         recorded = read(arguments.folder, device, dtype)
         if problem := problem_of(arguments.script):
             raise ValueError(problem)
+        if recorded.step["is_loop"] and not arguments.function:
+            raise ValueError(
+                "the step was recorded by safeops run --record: a replay needs --function, or a recorder in the script"
+            )
     except (OSError, ValueError) as error:
         print(f"safeops replay: {error}", file=sys.stderr)
         return CANNOT_RUN
@@ -75,6 +82,10 @@ def run(arguments, of_script):
         return CRASHED if crashed and not code else CANNOT_RUN
     for note in result.notes:
         print(f"safeops replay: note: {note}")
+    if result.report is None and not recorded.has_weights:
+        step = recorded.about["step"]
+        print(f"safeops replay: step {step} is finite with these weights, which says nothing of its own")
+        return CANNOT_RUN
     if result.report is None:
         print(f"safeops replay: step {recorded.about['step']} is finite here ({here(recorded)})")
         return 0

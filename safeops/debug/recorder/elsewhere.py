@@ -33,6 +33,7 @@ class Recorded:
     weights: dict
     step: dict
     parameters: dict | None
+    has_weights: bool = True  # False once the program's weights turned out to be others
     device: torch.device | None = None
     dtype: torch.dtype | None = None
 
@@ -76,6 +77,7 @@ class Recorded:
             now = files.weights(model)
             others = sum(now[name][2] != crc for name, (*_, crc) in self.weights.items())
             if others:
+                self.has_weights = False
                 notes.append(
                     f"{others} of {len(now)} parameters are not those of the step: load its checkpoint, or record with "
                     "save_weights=True"
@@ -128,11 +130,11 @@ def read(folder, device=None, dtype=None):
         raise ValueError(f"{folder} holds no recorded step: {type(error).__name__}: {error}") from None
     except (AttributeError, ImportError) as error:
         raise ValueError(f"{folder}: its batch needs a class that is not here: {error}") from None
-    return Recorded(about, weights, step, parameters, device and torch.device(device), dtype)
+    return Recorded(about, weights, step, parameters, device=device and torch.device(device), dtype=dtype)
 
 
 def here(recorded):
     """This machine, in words, and the one of the recording."""
-    where = f"on {recorded.device or 'its device'}, torch {torch.__version__}, {platform.machine()}"
     about = recorded.about
+    where = f"on {recorded.device or about['device']}, torch {torch.__version__}, {platform.machine()}"
     return f"{where}; recorded on {about['device']}, torch {about['torch']}, {about['machine']}"

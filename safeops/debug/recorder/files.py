@@ -10,6 +10,7 @@
 """
 
 import ctypes
+import itertools
 import json
 import os
 import pickle
@@ -24,7 +25,7 @@ import torch
 from safeops.amp._nested import map_tensors
 from safeops.core import VERSION, check
 from safeops.core.group import is_running
-from safeops.debug.recorder.body import Call
+from safeops.debug.recorder.body import Body, Call
 
 FORMAT = 1
 
@@ -45,12 +46,13 @@ def prepared(folder):
 
 
 def folder(parent, step):
-    """The folder of a step: step-123, of several ranks step-123/rank-1."""
-    path = parent / f"step-{step}"
-    if is_running() and torch.distributed.get_world_size() > 1:
-        path = path / f"rank-{torch.distributed.get_rank()}"
-    path.mkdir(parents=True, exist_ok=True)
-    return path
+    """A new folder for a step: step-123, of several ranks step-123/rank-1. That of an earlier run stays: step-123.2."""
+    rank = f"rank-{torch.distributed.get_rank()}" if is_running() and torch.distributed.get_world_size() > 1 else ""
+    for name in (f"step-{step}", *(f"step-{step}.{i}" for i in itertools.count(2))):
+        path = parent / name / rank
+        if not path.exists():
+            path.mkdir(parents=True)
+            return path
 
 
 def write(path, recorder, slot, report):
@@ -63,6 +65,7 @@ def write(path, recorder, slot, report):
     step = {
         "batch": _on_disk(slot.batch),
         "is_call": isinstance(slot.body, Call),  # by recorder.run: the batch is (args, kwargs)
+        "is_loop": not isinstance(slot.body, (Call, Body)),  # by safeops run --record: the script has no recorder
         "random": slot.random,
         "autocast": slot.autocast,
         "buffers": {plain(names[id(x)]): copied for x, copied in slot.buffers if id(x) in names},

@@ -14,8 +14,8 @@ WHAT = {
     "inductor": "the code that Inductor generates",
 }
 UNREPEATED = (
-    "batch, weights and random numbers do not repeat the fault (memory that something else wrote, a race, another "
-    "rank, hardware, a variable that the block read)"
+    "batch, weights and random numbers do not repeat the fault (a batch that the block draws itself, a variable that "
+    "it changes, memory that something else wrote, a race, another rank, hardware)"
 )
 MOST_RUNS = 24  # of the step, while the submodule is looked for
 
@@ -41,11 +41,11 @@ def suspects(is_finite, model):
     notes = ["the eager replay of the step is finite"]
     if not private_torch.dynamo_is_loaded():  # nothing was compiled: there is one way to run
         if is_finite():
-            notes.append("so is another replay" + _deterministic(is_finite))
+            notes.append(f"so is another replay; {_deterministic(is_finite)}")
         return Suspects(f"the replay of the step is finite: {UNREPEATED}", notes)
     with compiled():
         if is_finite():
-            notes.append("so is the step as it ran, once more" + _deterministic(is_finite))
+            notes.append(f"so is the step as it ran, once more; {_deterministic(is_finite)}")
             return Suspects(f"the replay of the step is finite, eager and as it ran: {UNREPEATED}", notes)
     guilty = None
     for backend in BACKENDS:
@@ -76,7 +76,7 @@ def _deterministic(is_finite):
         torch.utils.deterministic.fill_uninitialized_memory = fills
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
     word = "off" if before[0] else "on"
-    return f", and with deterministic algorithms {word} it is {'finite' if finite else 'not'}"
+    return f"with deterministic algorithms {word} it is {'finite' if finite else 'not finite'}"
 
 
 def _submodule(is_finite, model, backend):
