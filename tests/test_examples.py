@@ -10,7 +10,8 @@ pytest.importorskip("skimage")
 FILES = sorted((Path(__file__).resolve().parents[1] / "examples").glob("*.py"))
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*FILES[:1], *(pytest.param(path, marks=pytest.mark.slow) for path in FILES[1:])],
+                         ids=lambda path: path.stem)  # fmt: skip
 def test_example(path):
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)

@@ -36,6 +36,7 @@ def test_kernels_run_from_the_installed_wheel(python, tmp_path):
     assert result.stdout.split() == ["kernel", "ok"]
 
 
+@pytest.mark.slow
 def test_pure_python_install_gives_the_same_values(pure_python, tmp_path):
     assert not list(package(pure_python).rglob("*.so"))
     result = run([pure_python, VALUES, prefix(pure_python), "composite", ROOT], cwd=tmp_path)

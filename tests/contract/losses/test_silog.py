@@ -114,6 +114,7 @@ def test_derivatives():
     assert torch.autograd.gradcheck(loss, (x, y, weight)) and torch.autograd.gradgradcheck(loss, (x, y, weight))
 
 
+@pytest.mark.slow
 def test_it_is_made_of_kernels_waits_for_nothing_and_compiles():
     ratio, error, *_ = registry["silog_loss"].parts
     assert ratio.cpu and ratio.raw == ("_log_ratio", "_log_ratio_backward")

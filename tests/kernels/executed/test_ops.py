@@ -19,7 +19,7 @@ from tests.kernels.executed.launching import executed, on_launchers
 from tests.kernels.executed.subjects import BF16, F16, F32, F64, assert_agrees, launched, resized, rows_of
 from tests.ops.record import firsts
 
-pytestmark = needs_compiler
+pytestmark = [needs_compiler, pytest.mark.xdist_group("machine")]  # one worker compiles the executor
 SUBJECTS = launched()
 FIRSTS = [name for name in SUBJECTS if name in firsts(lambda record: record.name in SUBJECTS)]
 BY_ROWS = [name for name, subject in SUBJECTS.items() if rows_of(subject) and name != "box_iou_loss"]
