@@ -44,4 +44,4 @@ def test_updates_without_steps_do_not_pile_up(record, model, optimizer):
     for _ in range(200):
         model(torch.ones(2, 4)).mean().backward()
         optimizer.step()
-    assert len(recorder._waiting) < 100 and isinstance(recorder, safeops.debug.recorder)
+    assert len(recorder._findings.waiting) < 100 and isinstance(recorder, safeops.debug.recorder)

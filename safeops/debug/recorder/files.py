@@ -48,11 +48,11 @@ def prepared(folder):
 def folder(parent, step):
     """A new folder for a step: step-123, of several ranks step-123/rank-1. That of an earlier run stays: step-123.2."""
     rank = f"rank-{torch.distributed.get_rank()}" if is_running() and torch.distributed.get_world_size() > 1 else ""
-    for name in (f"step-{step}", *(f"step-{step}.{i}" for i in itertools.count(2))):
-        path = parent / name / rank
-        if not path.exists():
-            path.mkdir(parents=True)
-            return path
+    names = itertools.chain([f"step-{step}"], (f"step-{step}.{i}" for i in itertools.count(2)))
+    paths = (parent / name / rank for name in names)
+    path = next(path for path in paths if not path.exists())
+    path.mkdir(parents=True)
+    return path
 
 
 def write(path, recorder, slot, report):

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import os
-import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterable
@@ -14,15 +13,12 @@ import torch
 from safeops.debug.common.source import user_lines
 from safeops.debug.recorder import checks, files
 from safeops.debug.recorder.body import Body, Call, Unreadable
+from safeops.debug.recorder.findings import Findings
 from safeops.debug.recorder.guard import Guard
 from safeops.debug.recorder.losses import collecting
 from safeops.debug.recorder.ranks import exchange, is_replicated
-from safeops.debug.recorder.replay import Replay
 from safeops.debug.recorder.state import Buffers, Slot, begin_scale, fall, hides_tensors, loss_scale
 from safeops.debug.trace.report import NonFiniteError
-
-MOST_FINDINGS = 16  # of a run that are replayed and written; later ones are counted
-MOST_OVERFLOWS = 16  # of GradScaler's skips in a run that are looked into
 
 
 class _Step:
@@ -119,22 +115,22 @@ class recorder:
         checks.options(scaler, steps, action, last)
         self.folder = files.prepared(folder)
         self.action, self.save_weights, self.last = action, bool(save_weights), last
-        self.reports, self.overflows, self.found, self.number = [], [], 0, 0
+        self.number = 0
+        self._findings = Findings(self)
+        self.reports, self.overflows = self._findings.reports, self._findings.overflows
         self._model, self._protect = model, bool(protect)
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         parameters = checks.parameters(model, self._optimizers)
         self._devices = tuple({p.device for p in parameters})
         self._buffers = Buffers(model)
         self._slots = [Slot() for _ in range(steps)]
-        self._losses, self._waiting = [], []  # _waiting: (slot, its step, flag, number of the update)
-        self._guard = Guard(self._optimizers, parameters, self._protect, self._losses, self._seen, self._watched)
+        self._losses = []
+        self._guard = Guard(
+            self._optimizers, parameters, self._protect, self._losses, self._findings.seen, self._watched
+        )
         self._exchange = exchange()
         self._guard.by_grads = self._exchange is not None and is_replicated(model)
         self._is_open = self._is_off = self._replays = False
-        self._skips = 0  # of GradScaler, one step after the other
-        self._told = 0  # the last step that was looked into
-        self._spoiled = False  # True if its gradients, which are not finite, wait for an update
-        self._scale = None  # the loss scale at the end of the last step
         self._holds_batch = False  # True when a batch has been looked for in the variables of its block
         self._said = set()
 
@@ -174,8 +170,7 @@ class recorder:
             return
         with self._watched():
             scale = loss_scale(self._scaler)
-            scanned = any(number == self.number for _, number, _, _ in self._waiting)
-            if not scanned or self._losses or scale is not None:
+            if not self._findings.has_scan() or self._losses or scale is not None:
                 fell = () if scale is None else [fall(scale, begin_scale(slot.scale), self._scaler)]
                 self._guard.scan(fell, sticky=scale is None)
         self._finish(error)
@@ -210,18 +205,13 @@ class recorder:
                 "are by then, not the copy"
             )
 
-    def _seen(self, flag, update):
-        if not self._is_open:  # updates that no step follows: their answers must not pile up
-            del self._waiting[: -2 * len(self._slots) - 64]
-        self._waiting.append((self._slots[self.number % len(self._slots)], self.number, flag, update))
-
     # ---- findings
 
     def _finish(self, error=None, last=False):
         """Look at the answers that have come, and act on a finding."""
         report = None
         with self._watched():
-            report = self._look(last)
+            report = self._findings.look(last)
         if report is None:
             return
         if self.action == "raise" and error is None:
@@ -229,79 +219,20 @@ class recorder:
         if self.action != "record" and not report.is_elsewhere:
             self._warn(f"safeops.debug.recorder, {'before the exception: ' if error else ''}{report}")
 
-    def _look(self, last):
-        exchange = self._exchange
-        while self._waiting:
-            slot, number, flag, update = self._waiting[0]
-            # The ranks must come to the same answer at the same step, so a rank waits for one that is a step old.
-            wait = exchange is not None and number < self.number
-            bad = flag.ask(wait)
-            if bad is None:
-                return None
-            self._waiting.pop(0)
-            if bad:
-                return self._handle(slot, number, update, flag)
-            self._skips, self._spoiled = 0, False
-        report = exchange and exchange.news(self.number, last)
-        if report:
-            self.found += 1
-            self.reports.append(report)
-        return report
-
-    def _handle(self, slot, number, update, flag):
-        late = [pair for *_, other, _ in self._waiting for pair in other.late]
-        for tensor, old in reversed([*flag.late, *late]):
-            tensor.copy_(old)
-        self._waiting.clear()
-        self._guard.pending = None
-        if number == self._told:  # an update after the block, whose gradients a clipping has changed
-            self._spoiled = self._spoiled and not update
-            return None
-        spoiled, self._spoiled = self._spoiled, not update and flag.in_grads
-        self._skips += 1
-        scaled = loss_scale(self._scaler) is not None
-        # Without a replay a skip that only lowers the scale and a fault look the same, until the scale has no effect.
-        is_blind = slot.number != number or slot.body is None or slot.why_not is not None
-        if scaled and (is_blind or len(self.overflows) >= MOST_OVERFLOWS) and self._skips < 3:
-            return None
-        if len(self.reports) >= MOST_FINDINGS:
-            self.found += 1
-            return None
-        if slot.number != number:
-            slot = Slot()
-            slot.number, slot.why_not = number, f"its answer came after {len(self._slots)} more steps: give steps= more"
-        self._replays = True
-        try:
-            report = Replay(self, slot, update).report(flag)
-        finally:
-            self._replays = False
-        if report is None:
-            return None
-        if spoiled and report.is_unknown and self._exchange is None:
-            shutil.rmtree(report.folder, ignore_errors=True)  # an earlier micro-batch has spoiled the gradients
-            return None
-        self._told = number
-        if report.bug:
-            self.found += 1
-            self.reports.append(report)
-            if self._protect:
-                self._buffers.set(slot.buffers)  # BatchNorm's statistics hold the step's numbers
-        else:
-            self.overflows.append(report)
-            report = None
-        return report
-
     # ---- around
 
     def close(self) -> None:
         """Look at the last answers, and end the recording."""
-        for *_, flag, _ in self._waiting:
-            flag.ask(wait=True)
+        self._findings.wait()
         try:
             self._finish(last=True)
         finally:
             self._guard.remove()
             self._is_off = True
+
+    @property
+    def found(self) -> int:
+        return self._findings.found
 
     def __enter__(self) -> "recorder":
         return self
