@@ -74,14 +74,17 @@ def head_loss(
 
     What is not as in head(hidden):
 
-    - The head is called with (rows, D), several times, and again if backward recomputes: a forward hook, a counter and
-      an observer of values see each call.
-    - Random numbers are drawn chunk by chunk. A head with one dropout sees those of the whole on a CPU, but not where
-      torch's CPU generator is MKL's (on Intel's), and not on a GPU. More than one dropout sees others.
-    - A row that is masked out reaches the head as a copy of one that is not.
-    - All logits exist at once under `torch.compile`, `torch.export`, torch.func's transforms, forward-mode AD and
-      `parametrize.cached()`, for subclasses of Tensor, for second derivatives, and where a function's closure has both
-      a parameter and a tensor that was computed from it.
+    The head is called with (rows, D), several times, and again if backward recomputes: a forward hook, a counter and an
+    observer of values see each call.
+
+    Random numbers are drawn chunk by chunk. A head with one dropout sees those of the whole on a CPU, but not where
+    torch's CPU generator is MKL's (on Intel's), and not on a GPU. More than one dropout sees others.
+
+    A row that is masked out reaches the head as a copy of one that is not.
+
+    All logits exist at once under `torch.compile`, `torch.export`, torch.func's transforms, forward-mode AD and
+    `parametrize.cached()`, for subclasses of Tensor, for second derivatives, and where a function's closure has both
+    a parameter and a tensor that was computed from it.
 
     Args:
         head: a module or a function: hidden states (rows, D) -> logits (rows, C). It must not mix rows.

@@ -1,11 +1,13 @@
 """`safeops run --record SCRIPT`: an unmodified script, whose step that is not finite is found, named and skipped."""
 
+import os
 import subprocess
 import sys
 import textwrap
 import warnings
 
 import pytest
+import torch
 
 from safeops import cli
 
@@ -142,12 +144,19 @@ def weights(out):
     return [line for line in out.splitlines() if line.startswith("weights of")]
 
 
+def in_python(script, folder):
+    """Run a script by itself, with as many threads as here: sums are split among them."""
+    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    command = [sys.executable, script]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("loop", ["another loader's next", pytest.param("a validation between", marks=EXHAUSTIVE)])
 def test_a_finite_training_is_the_same_to_the_bit(run, loop, tmp_path):
     code, out, _ = run(HEAD.replace("BAD = 3", "BAD = 0") + LOOPS[loop] + END)
     assert code == 0 and "no NaN or inf reached a loss or a gradient in 6 steps" in out
-    plain = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    plain = in_python("train.py", tmp_path)
     assert weights(out) == weights(plain.stdout) != []
 
 
@@ -162,7 +171,7 @@ def test_a_warning_goes_on_as_if_the_step_were_not_there(run, loop, tmp_path):
     torn = source.replace("BAD = 3", "BAD, SKIP = 3, False") + END
     torn = torn.replace("model(x) + model(x)", "spare(x)").replace("def update", SPARE + "def update")
     (tmp_path / "plain.py").write_text(torn)
-    plain = subprocess.run([sys.executable, "plain.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    plain = in_python("plain.py", tmp_path)
     assert weights(out) == weights(plain.stdout) != []
 
 
