@@ -90,6 +90,23 @@ def test_an_answer_that_comes_too_late_for_the_ring(record, monkeypatch):
     assert equal(seen[BAD - 2], seen[BAD])
 
 
+def test_an_update_after_the_block_whose_answer_is_there(record, delay):
+    """The scan at the end of the block has been asked before the update takes its flag."""
+    model = Positive()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    recorder = record(model, optimizer, steps=3)
+    for x in batches(5):
+        before = weights(model)
+        with recorder.step(x):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            Late.clock += 1
+        optimizer.step()
+        assert model.inner.weight.isfinite().all() and (x[2, 0] != 0 or equal(before, weights(model)))
+        Late.clock += 1
+    assert [report.op for report in recorder.reports] == ["log"] and "ended" not in repr(recorder)
+
+
 def test_no_finding_changes_nothing(record, delay):
     def run(recorded):
         torch.manual_seed(0)

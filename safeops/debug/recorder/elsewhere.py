@@ -43,7 +43,7 @@ class Recorded:
         notes = self.prepare(recorder._model)
         slot.number, slot.body = self.about["step"], body()
         slot.copies = dict(self._pairs(batch))
-        slot.random, slot.autocast, slot.grad_enabled = self.step["random"], self._autocast(), True
+        slot.random, slot.autocast, slot.grad_enabled = self.step["random"], self._autocast(recorder._model), True
         slot.buffers = [(x, self.step["buffers"][files.plain(name)]) for name, x in recorder._model.named_buffers()
                         if files.plain(name) in self.step["buffers"]]  # fmt: skip
         slot.buffers = [(x, saved.to(x.device, x.dtype)) for x, saved in slot.buffers]
@@ -87,10 +87,6 @@ class Recorded:
             notes.append(f"recorded with torch {self.about['torch']}, this is {torch.__version__}")
         return notes
 
-    def batch(self):
-        """The recorded batch, on `device` and in `dtype`."""
-        return map_tensors(self._moved, self.step["batch"])
-
     def _moved(self, x):
         return x.to(device=self.device, dtype=self.dtype if x.is_floating_point() else None)
 
@@ -105,9 +101,10 @@ class Recorded:
         for x, y in zip(own, recorded):
             yield id(x), (x, self._moved(y))
 
-    def _autocast(self):
-        """Autocast as it was, for the devices that this machine has. In fp64 it changes nothing."""
-        return [entry for entry in self.step["autocast"] if entry[0] in ("cpu", str(self.device).split(":")[0])]
+    def _autocast(self, model):
+        """Autocast as it was, for the devices that the program uses. In fp64 it changes nothing."""
+        kinds = {"cpu", *(p.device.type for p in model.parameters())}
+        return [entry for entry in self.step["autocast"] if entry[0] in kinds]
 
 
 def read(folder, device=None, dtype=None):

@@ -48,15 +48,17 @@ class Flag:
         self.in_grads, self.is_shared = False, mesh is not None
         self.late = []  # (tensor, its value before the update) for the host to put back, if the step was not finite
         device = next((number.device for number in (*grads, *losses) if number.device.type != IMMEDIATE), None)
+        if device is None and mesh is not None and mesh.device_type != IMMEDIATE:
+            device = torch.device(mesh.device_type)  # a rank whose shards are empty meets the others there, too
+        self.by_grads = by_grads
         if device is None:
             self.in_grads = not _all_finite(grads)
             self.known = self.in_grads or not _all_finite(losses)
             if mesh is not None:
                 self.known = _on_any_rank(self.known, mesh)
-            self.stops = self.in_grads if by_grads else self.known
             return
-        numbers = torch.stack([number.to(device, non_blocking=True) for number in (*grads, *losses)])
-        bad = numbers * 0 != 0  # inf * 0 is NaN
+        numbers = [number.to(device, non_blocking=True) for number in (*grads, *losses)]
+        bad = torch.stack(numbers or [torch.zeros((), device=device)]) * 0 != 0  # inf * 0 is NaN
         both = torch.stack([bad[: len(grads)].any(), bad.any()]).float()  # (2,): in the gradients, anywhere
         if mesh is not None:
             dist.all_reduce(both, dist.ReduceOp.MAX, group=group_of_mesh("recorder", mesh))
@@ -64,6 +66,11 @@ class Flag:
             both = torch.maximum(both, before)
         self.both, self.on_device = both, both[0] if by_grads else both[1]
         self.host, self.event = _sent(both)
+
+    @property
+    def stops(self):
+        """Where `known`: True if the update must not be made."""
+        return self.in_grads if self.by_grads else self.known
 
     def ask(self, wait=False):
         """True, False, or None if the answer is not there yet and must not be waited for."""
