@@ -13,7 +13,7 @@ from safeops.core.op import Op
 from safeops.core.symbolic import as_float
 from safeops.ops.divergences._divergence import ROW_STATS, validate_options
 from safeops.ops.linear import _rows
-from safeops.ops.linear._chunks import logits_of, products, scale_of
+from safeops.ops.linear._chunks import blocks, logits_of, products, scale_of
 from safeops.ops.linear._layer import LOGITS_DTYPE, in_one_dtype, validate_layer, validate_logits_dtype, wide_logits
 
 EXAMPLE = "torch.eye(2), torch.tensor([[2.0, 0.0], [0.0, 3.0]]), torch.eye(2), torch.ones(2, 2)"
@@ -94,24 +94,28 @@ class LinearDivergence(Op):
         self, input, linear_weight, linear_bias, target, target_weight, target_bias, keep, temperature, beta, wide
     ):
         """The forward in chunks of the rows. The divergence's forward op computes each chunk."""
-        results, everything = _empty(input, target), slice(None)
-        size = max(1, _rows.rows_at_once(input, linear_weight, wide=wide) // 2)
-        with without_autocast(input):
-            for first in range(0, len(input), size):
-                part = slice(first, first + size)
-                own = _part(input, linear_weight, linear_bias, part, everything, wide)
-                other = _part(target, target_weight, target_bias, part, everything, wide)
-                exists = None if keep is None else keep[part]
-                part_results = self.op.forward(*self._pair(own, other), exists, temperature, beta)
-                for whole, rows in zip(results, part_results):
-                    whole[..., part] = rows
+        results = _empty(input, target)
+        layers = (input, linear_weight, linear_bias), (target, target_weight, target_bias)
+        for part, pair, exists in self.chunks(*layers, keep, wide):
+            for whole, rows in zip(results, self.op.forward(*pair, exists, temperature, beta)):
+                whole[..., part] = rows
         return results
+
+    def chunks(self, layer, teacher, keep, wide):
+        """Yield (slice of the rows, both logits in the order of the divergence's op, the rows' keep or None)."""
+        everything = slice(None)
+        size = max(1, _rows.rows_at_once(*layer[:2], wide=wide) // 2)
+        with without_autocast(layer[0]):
+            for part in blocks(len(layer[0]), size):
+                own, other = (_part(*x, part, everything, wide) for x in (layer, teacher))
+                yield part, self._pair(own, other), None if keep is None else keep[part]
 
     def _compute_backward(
         self, grad, row_stats, input, linear_weight, linear_bias, target, target_weight, target_bias, keep, temperature,
-        beta, wide, *needs,
+        beta, wide, *needs, **finish,
     ):  # fmt: skip
-        """The backward in chunks of the classes. The divergence's backward op computes each chunk's slopes."""
+        """The backward in chunks of the classes. The divergence's backward op computes each chunk's slopes. finish: for
+        `products`."""
         compute, everything = compute_dtype(input.dtype, grad.dtype), slice(None)
         keep = torch.ones_like(grad, dtype=torch.bool) if keep is None else keep
         x, grad = torch.where(keep.unsqueeze(1), input, 0), torch.where(keep, grad, 0)
@@ -126,7 +130,7 @@ class LinearDivergence(Op):
             both = self.op.backward(grad, *self._pair(logits, other), row_stats, keep, temperature, beta, *needed)
             return both[self.swap]
 
-        return products(x, linear_weight, linear_bias, keep, slopes, scale, compute, needs, wide)
+        return products(x, linear_weight, linear_bias, keep, slopes, scale, compute, needs, wide, **finish)
 
     def prepare(self, *operands):
         return True, operands
@@ -178,10 +182,13 @@ def linear_divergence(
     validate_options(name, reduction, empty, temperature, beta)
     input, linear_weight, linear_bias = in_one_dtype(input, linear_weight, linear_bias)
     keep = kept(mask, weight)
-    exists = None if keep is None else keep.expand(rows).reshape(-1)
+    exists = None if keep is None else keep.expand(rows)
     layers = (input, linear_weight, linear_bias), (target, target_weight, target_bias)
-    # (no product of the rows' sizes: it would bind the sizes that an exported program takes)
-    (x, *layer), (y, *teacher) = ((x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0), *rest) for x, *rest in layers)
+    if check.mesh(input) is None:  # (a DTensor keeps its dims, any of which may be sharded)
+        # (no product of the rows' sizes: it would bind the sizes that an exported program takes)
+        layers = [(x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0), *rest) for x, *rest in layers]
+        exists = None if exists is None else exists.reshape(-1)
+    (x, *layer), (y, *teacher) = layers
     loss = op.call(x, *layer, y, *teacher, exists, as_float(temperature), as_float(beta), wide).reshape(rows)
     return finish(name, loss, keep, weight, reduction, denominator, empty)
 
