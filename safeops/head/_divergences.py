@@ -8,6 +8,7 @@ from safeops.core.composed_loss import finish, validate
 from safeops.core.definitions import kept
 from safeops.core.dtypes import compute_dtype
 from safeops.head._loss import NAME, Loss
+from safeops.ops.classification._best_classes import validate_form
 from safeops.ops.divergences._divergence import divergence, validate_options
 from safeops.ops.linear._layer import validate_layer
 
@@ -20,14 +21,13 @@ class Divergence(Loss):
     differentiable = ("target", "target_weight", "target_bias", "target_values")
     in_chunks = (
         *("mask", "weight", "reduction", "denominator", "empty", "temperature", "beta", "target_head"),
-        *("target_weight", "target_bias", "target_values", "target_indices"),
+        *("target_weight", "target_bias", "target_values", "target_indices", "tail"),
     )
 
     def validate(self):
         hidden, target, rows = self.hidden, self.target, tuple(self.shape)
         best = [x for x in (self.target_values, self.target_indices) if x is not None]
-        if any((x is None) is (target is None) for x in (self.target_values, self.target_indices)):
-            raise TypeError(f"{NAME}: needs target, or target_values and target_indices in its place")
+        validate_form(NAME, target, self.target_values, self.target_indices, self.tail)
         operands = {"hidden": hidden} | ({} if target is None else {"target": target})
         for key, x in operands.items():
             check.floating(NAME, key, x)
@@ -55,9 +55,6 @@ class Divergence(Loss):
         operands |= dict(zip(BEST, best))
         validate(NAME, self.shape, self.mask, self.weight, self.reduction, self.denominator, self.empty, **operands)
         validate_options(NAME, self.reduction, self.empty, self.temperature, self.beta)
-
-    def layer_operands(self):
-        return {} if "target_weight" in self.given else {"target_weight": None}
 
     def flatten(self):
         self.keep = kept(self.mask, self.weight)
@@ -94,7 +91,7 @@ class Divergence(Loss):
                 raise ValueError(f"{NAME}: target_head must return logits {check.shown(logits)}, got {what}")
         elif weight is not None:
             target = linear(target, weight, bias)
-        options = exists, None, "none", None, "zero", self.temperature, best, self.beta, self.swap
+        options = exists, None, "none", None, "zero", self.temperature, (*best, self.tail), self.beta, self.swap
         return (divergence(NAME, self.op, logits, target, *options),)
 
     def is_linear(self):

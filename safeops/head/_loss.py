@@ -53,12 +53,7 @@ class Loss:
 
     def on_layer(self, weight, bias):
         """The fused function of a linear layer."""
-        return type(self).of_layer(
-            self.hidden, weight, target=self.target, linear_bias=bias, **self.layer_operands(), **self.given
-        )
-
-    def layer_operands(self):
-        return {}
+        return type(self).of_layer(self.hidden, weight, target=self.target, linear_bias=bias, **self.given)
 
     def refuse_unread(self):
         """Refuse options that only the function of a linear layer has."""

@@ -12,7 +12,7 @@ from safeops.core.dtypes import LARGEST, compute_dtype, wide_on_cpu
 from safeops.core.library import declare_raw, only
 from safeops.core.op import Op
 from safeops.core.symbolic import as_float, symbolic
-from safeops.ops.classification._best_classes import buckets, refuse_missing, validate_best
+from safeops.ops.classification import _best_classes
 
 INF = float("inf")
 ROW_STATS = 6  # numbers that forward saves per row, for backward: see _row_stats
@@ -151,6 +151,13 @@ def validate_options(name, reduction, empty, temperature, beta=0.5):
     check.number(name, "beta", beta, minimum=0.001, maximum=0.999)
 
 
+def validate_module(name, reduction, empty, *options):
+    """The checks of a module's constructor."""
+    *numbers, tail = options
+    validate_options(name, reduction, empty, *numbers)
+    check.choice(name, "tail", tail, _best_classes.TAILS)
+
+
 class Divergence(Op):
     """The record of a divergence of each row. I/O: the forward reads both operands once, or twice if its terms need the
     probabilities; the backward reads them, and writes the gradients. Saved: six numbers a row."""
@@ -158,7 +165,7 @@ class Divergence(Op):
     differentiable = ("input", "target")
     compiled = ("cpu", "cuda")
     shards = "divergence"
-    example, validate_options = EXAMPLE, staticmethod(validate_options)
+    example, validate_options = EXAMPLE, staticmethod(validate_module)
     sums = None  # the raw op that runs `_sums`; None for kl, whose sums need no second read of the operands
 
     def __init__(self, name, module, terms):
@@ -219,22 +226,21 @@ def divergence(
 ):
     """Validate the arguments, compute the divergences of the rows with `op`, and reduce them.
 
-    best: (target_values, target_indices). swap: exchange input and target."""
-    values, indices = best
-    if any((x is None) is (target is None) for x in best):
-        raise TypeError(f"{name}: needs target, or target_values and target_indices in its place")
+    best: (target_values, target_indices, tail). swap: exchange input and target."""
+    values, indices, tail = best
+    _best_classes.validate_form(name, target, *best)
     operands = {"input": input} if target is None else {"input": input, "target": target}
     rows = vectors(name, **operands)
     if target is None:
-        validate_best(name, input, values, indices)
+        _best_classes.validate_best(name, input, values, indices, input.shape[-1], "input")
         operands |= {"target_values": values, "target_indices": indices}
     validate(name, rows, mask, weight, reduction, denominator, empty, **operands)
     validate_options(name, reduction, empty, temperature, beta)
     keep, temperature = kept(mask, weight), as_float(temperature)
     exists = None if keep is None else keep.expand(rows).contiguous()
     if target is None:
-        refuse_missing(name, indices, exists, input)
-        input, target = buckets(input, values, indices, exists, temperature)
+        _best_classes.refuse_missing(name, indices, exists, input.shape[-1], "input", input.shape)
+        input, target = _best_classes.distributions(input, values, indices, exists, temperature, tail)
         temperature = 1.0
     pair = (target, input) if swap else (input, target)
     loss = op.call(*pair, exists, temperature, as_float(beta))
@@ -245,11 +251,8 @@ ARGUMENTS = (
     """\
         temperature: divides the logits of both, above 0. (Distillation multiplies the loss by its square, to keep the
             size of the gradients.)
-        target_values: (..., K) floating tensor, in place of `target`: log probabilities of K classes, at this
-            temperature. All other classes count as one, with the remaining probability, at least 1e-7 (2e-16 in fp64).
-        target_indices: (..., K) int64 or int32 tensor: the classes of `input` that the values belong to, no class
-            twice.
 """
+    + _best_classes.ARGUMENTS
     + ROW_ARGUMENTS
     + """
     Raises:

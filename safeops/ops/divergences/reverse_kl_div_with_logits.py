@@ -3,7 +3,7 @@
 from safeops.core import sums
 from safeops.core.foreign import refuse
 from safeops.core.op import Composed
-from safeops.ops.divergences._divergence import ARGUMENTS, EXAMPLE, divergence, validate_options
+from safeops.ops.divergences._divergence import ARGUMENTS, EXAMPLE, divergence, validate_module
 from safeops.ops.divergences.kl_div_with_logits import _kl_div_with_logits
 
 _reverse_kl_div_with_logits = Composed(
@@ -12,19 +12,19 @@ _reverse_kl_div_with_logits = Composed(
     *sums.ALL,
     module="ReverseKLDivWithLogitsLoss",
     example=EXAMPLE,
-    validate_options=validate_options,
+    validate_options=validate_module,
 )
 
 
 @_reverse_kl_div_with_logits.public(
     '(Tensor input, Tensor? target=None, *, Tensor? mask=None, Tensor? weight=None, str reduction="mean", '
     'Tensor? denominator=None, str empty="zero", float temperature=1.0, Tensor? target_values=None, '
-    "Tensor? target_indices=None) -> Tensor",
+    'Tensor? target_indices=None, str tail="bucket") -> Tensor',
     arguments=ARGUMENTS,
 )
 def reverse_kl_div_with_logits(
     input, target=None, *extra, mask=None, weight=None, reduction="mean", denominator=None, empty="zero",
-    temperature=1.0, target_values=None, target_indices=None, **unknown,
+    temperature=1.0, target_values=None, target_indices=None, tail="bucket", **unknown,
 ):  # fmt: skip
     """sum_c q_c log(q_c / p_c) with q = softmax(input / T), p = softmax(target / T); the mean over the kept rows.
 
@@ -44,5 +44,5 @@ def reverse_kl_div_with_logits(
     """
     if extra or unknown:
         refuse(reverse_kl_div_with_logits, extra, unknown)
-    options = mask, weight, reduction, denominator, empty, temperature, (target_values, target_indices)
+    options = mask, weight, reduction, denominator, empty, temperature, (target_values, target_indices, tail)
     return divergence(_reverse_kl_div_with_logits.name, _kl_div_with_logits, input, target, *options, swap=True)

@@ -8,29 +8,28 @@ from safeops.core.composed_loss import finish, validate
 from safeops.core.definitions import kept
 from safeops.core.dtypes import compute_dtype
 from safeops.core.library import declare_raw
-from safeops.core.matmul import matmul, without_autocast
+from safeops.core.matmul import without_autocast
 from safeops.core.op import Op
 from safeops.core.symbolic import as_float
-from safeops.ops.divergences._divergence import ROW_STATS, validate_options
+from safeops.ops.classification import _best_classes
+from safeops.ops.divergences._divergence import ROW_STATS, validate_module, validate_options
 from safeops.ops.linear import _rows
+from safeops.ops.linear._best_classes import BestClasses
 from safeops.ops.linear._chunks import blocks, logits_of, products, scale_of
-from safeops.ops.linear._layer import LOGITS_DTYPE, in_one_dtype, validate_layer, validate_logits_dtype, wide_logits
+from safeops.ops.linear._layer import (
+    LOGITS_DTYPE,
+    all_logits,
+    in_one_dtype,
+    validate_layer,
+    validate_logits_dtype,
+    wide_logits,
+)
 
 EXAMPLE = "torch.eye(2), torch.tensor([[2.0, 0.0], [0.0, 3.0]]), torch.eye(2), torch.ones(2, 2)"
 _OPERANDS = (
     "Tensor input, Tensor linear_weight, Tensor? linear_bias, Tensor target, Tensor? target_weight, "
     "Tensor? target_bias, Tensor? keep, float temperature=1.0, float beta=0.5, bool wide=False"
 )
-
-
-def _all_logits(x, weight, bias, keep, compute):
-    """All logits of a layer, for the definition. If weight is None, x holds logits."""
-    if keep is not None:  # select before arithmetic: NaN * 0 is NaN
-        x = torch.where(keep.unsqueeze(-1), x, 0)
-    if weight is None:
-        return x
-    logits = matmul(x.to(compute), weight.to(compute))
-    return logits if bias is None else logits + bias.to(compute)
 
 
 def _empty(input, target):
@@ -52,7 +51,7 @@ class LinearDivergence(Op):
     The raw ops are Python code for every device: the definition would compute all logits at once.
     """
 
-    owner = None
+    owner, shards = None, "linear_divergence"
     differentiable = ("input", "linear_weight", "linear_bias")
     constant = ("target", "target_weight", "target_bias")
     compiled = ("cpu", "cuda")
@@ -60,7 +59,7 @@ class LinearDivergence(Op):
 
     def __init__(self, name, module, op, swap=False):
         """op: the record of the divergence of two rows of logits. swap: exchange input and target."""
-        self.module, self.op, self.swap = module, op, swap
+        self.module, self.op, self.swap, self.best = module, op, swap, BestClasses(name)
         forward = declare_raw(
             f"_{name}",
             f"({_OPERANDS}) -> (Tensor loss, Tensor row_stats)",
@@ -72,7 +71,7 @@ class LinearDivergence(Op):
             f"(Tensor grad, Tensor row_stats, {_OPERANDS}, bool need_input=True, bool need_weight=True, "
             "bool need_bias=True) -> (Tensor, Tensor, Tensor)",
             fake=lambda grad, row_stats, input, weight, *rest: tuple(_rows.empty_gradients(input, weight, rest[-3:])),
-            composite=self._compute_backward,
+            composite=self.compute_backward,
         )
         super().__init__(name, forward, backward, self._define)
         self.raw, self.cpu = (), True
@@ -87,7 +86,7 @@ class LinearDivergence(Op):
         """The divergence of each row. Logits are in fp32 here, also if not wide."""
         compute = compute_dtype(input.dtype, target.dtype)
         layers = (input, linear_weight, linear_bias), (target, target_weight, target_bias)
-        logits = [_all_logits(*layer, keep, compute) for layer in layers]
+        logits = [all_logits(*layer, keep, compute) for layer in layers]
         return self.op.definition(*self._pair(*logits), keep, temperature, beta)
 
     def _compute(
@@ -110,7 +109,7 @@ class LinearDivergence(Op):
                 own, other = (_part(*x, part, everything, wide) for x in (layer, teacher))
                 yield part, self._pair(own, other), None if keep is None else keep[part]
 
-    def _compute_backward(
+    def compute_backward(
         self, grad, row_stats, input, linear_weight, linear_bias, target, target_weight, target_bias, keep, temperature,
         beta, wide, *needs, **finish,
     ):  # fmt: skip
@@ -140,27 +139,24 @@ class LinearDivergence(Op):
 
     def validate_options(self, name, reduction, empty, *options):
         """Check the options of a module's constructor."""
-        *options, logits_dtype = options
-        validate_options(name, reduction, empty, *options)
+        *numbers, logits_dtype, tail = options
+        validate_module(name, reduction, empty, *numbers, tail)
         validate_logits_dtype(name, logits_dtype)
 
     def gradients(self, grad, needs, operands, results):
         return self.backward(grad, results.row_stats, *operands, *needs[:3])
 
+    def of_best(self, layer, values, indices, keep, temperature, beta, wide, tail):
+        """The divergence of each row from a teacher given by its best classes."""
+        pair = self.best.distributions(layer, values, indices, keep, temperature, wide, tail)
+        return self.op.call(*self._pair(*pair), keep, 1.0, beta)
+
 
 # ---- for the public functions
 
 
-def linear_divergence(
-    op, input, linear_weight, target, target_weight, linear_bias, target_bias, mask, weight, reduction, denominator,
-    empty, temperature, logits_dtype, beta=0.5,
-):  # fmt: skip
-    """Validate the arguments, compute the divergences of the rows with `op`, and reduce them."""
-    name = op.name
-    validate_layer(name, input, linear_weight, linear_bias)
-    wide = wide_logits(name, logits_dtype, input, linear_weight, linear_bias)
-    operands = {"input": input, "linear_weight": linear_weight, "target": target, "target_weight": target_weight}
-    rows, classes = input.shape[:-1], len(linear_weight)
+def _validate_teacher(name, input, classes, target, target_weight, target_bias):
+    rows = input.shape[:-1]
     if target_weight is None:
         check.floating(name, "target", target)
         if target_bias is not None:
@@ -170,27 +166,57 @@ def linear_divergence(
                 f"{name}: target {check.shown(target)} must have logits of linear_weight's {classes} classes for each "
                 f"of input's rows {check.shown(input, rows)}, or come with target_weight"
             )
+        return
+    validate_layer(name, target, target_weight, target_bias, ("target", "target_weight", "target_bias"))
+    if target.shape[:-1] != rows or len(target_weight) != classes:
+        raise ValueError(
+            f"{name}: target {check.shown(target)} and target_weight {check.shown(target_weight)} must have "
+            f"input's rows {check.shown(input, rows)} and linear_weight's {classes} classes"
+        )
+
+
+def linear_divergence(
+    op, input, linear_weight, target, target_weight, linear_bias, target_bias, mask, weight, reduction, denominator,
+    empty, temperature, logits_dtype, best, beta=0.5,
+):  # fmt: skip
+    """Validate the arguments, compute the divergences of the rows with `op`, and reduce them.
+
+    best: (target_values, target_indices, tail)."""
+    name, (values, indices, tail) = op.name, best
+    validate_layer(name, input, linear_weight, linear_bias)
+    wide = wide_logits(name, logits_dtype, input, linear_weight, linear_bias)
+    rows, classes = input.shape[:-1], len(linear_weight)
+    _best_classes.validate_form(name, target, *best)
+    operands = {"input": input, "linear_weight": linear_weight}
+    if target is None:
+        for key, x in {"target_weight": target_weight, "target_bias": target_bias}.items():
+            if x is not None:
+                raise TypeError(f"{name}: {key} needs target, the teacher's vectors")
+        _best_classes.validate_best(name, input, values, indices, classes, "linear_weight")
+        operands |= {"target_values": values, "target_indices": indices}
     else:
-        validate_layer(name, target, target_weight, target_bias, ("target", "target_weight", "target_bias"))
-        if target.shape[:-1] != rows or len(target_weight) != classes:
-            raise ValueError(
-                f"{name}: target {check.shown(target)} and target_weight {check.shown(target_weight)} must have "
-                f"input's rows {check.shown(input, rows)} and linear_weight's {classes} classes"
-            )
-        target, target_weight, target_bias = in_one_dtype(target, target_weight, target_bias)
+        _validate_teacher(name, input, classes, target, target_weight, target_bias)
+        operands |= {"target": target, "target_weight": target_weight}
+        if target_weight is not None:
+            target, target_weight, target_bias = in_one_dtype(target, target_weight, target_bias)
     validate(name, rows, mask, weight, reduction, denominator, empty, **operands)
     validate_options(name, reduction, empty, temperature, beta)
-    input, linear_weight, linear_bias = in_one_dtype(input, linear_weight, linear_bias)
-    keep = kept(mask, weight)
+    layer = in_one_dtype(input, linear_weight, linear_bias)
+    keep, temperature, beta = kept(mask, weight), as_float(temperature), as_float(beta)
     exists = None if keep is None else keep.expand(rows)
-    layers = (input, linear_weight, linear_bias), (target, target_weight, target_bias)
+    of_rows = [layer[0], *((target,) if target is not None else (values, indices))]
     if check.mesh(input) is None:  # (a DTensor keeps its dims, any of which may be sharded)
         # (no product of the rows' sizes: it would bind the sizes that an exported program takes)
-        layers = [(x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0), *rest) for x, *rest in layers]
+        of_rows = [x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0) for x in of_rows]
         exists = None if exists is None else exists.reshape(-1)
-    (x, *layer), (y, *teacher) = layers
-    loss = op.call(x, *layer, y, *teacher, exists, as_float(temperature), as_float(beta), wide).reshape(rows)
-    return finish(name, loss, keep, weight, reduction, denominator, empty)
+    x, *teacher = of_rows
+    layer = x, *layer[1:]
+    if target is None:
+        _best_classes.refuse_missing(name, teacher[1], exists, classes, "linear_weight", linear_weight.shape)
+        loss = op.of_best(layer, *teacher, exists, temperature, beta, wide, tail)
+    else:
+        loss = op.call(*layer, *teacher, target_weight, target_bias, exists, temperature, beta, wide)
+    return finish(name, loss.reshape(rows), keep, weight, reduction, denominator, empty)
 
 
 ARGUMENTS = (
@@ -203,12 +229,15 @@ ARGUMENTS = (
         target_bias: (C,) tensor of `target`'s dtype.
         temperature: divides the logits of both, above 0.
 """
+    + _best_classes.ARGUMENTS
     + LOGITS_DTYPE.replace("half operands", "half operands, the teacher's too,")
     + ROW_ARGUMENTS
     + """
     Raises:
+        IndexError: on the CPU, an index of `target_indices` out of range in a kept row; it is raised before anything is
+            computed. On other devices, and in compiled code, such an index is left out.
         TypeError: an operand is not floating, dtypes of a layer differ, `mask` is not bool, an option is of another
-            type.
+            type, or there is no target.
         ValueError: shapes do not fit, devices differ, unknown `reduction` or `empty`, a number out of range.
 """
 )

@@ -4,6 +4,7 @@ import torch
 
 from safeops.core import check
 from safeops.core.dtypes import FLOATING, HALF
+from safeops.core.matmul import matmul
 from safeops.core.private_torch import is_autocast_available
 from safeops.ops.classification._classification import INDICES
 
@@ -50,6 +51,16 @@ def validate_classes(name, input, linear_weight, target, mask):
         )
     check.mask(name, mask, "the rows", input, rows)
     check.same_device(name, "input", input, target=target, mask=mask)
+
+
+def all_logits(x, weight, bias, keep, compute):
+    """All logits of a layer, for the definition. If weight is None, x holds logits."""
+    if keep is not None:  # select before arithmetic: NaN * 0 is NaN
+        x = torch.where(keep.unsqueeze(-1), x, 0)
+    if weight is None:
+        return x
+    logits = matmul(x.to(compute), weight.to(compute))
+    return logits if bias is None else logits + bias.to(compute)
 
 
 def in_one_dtype(*layer):

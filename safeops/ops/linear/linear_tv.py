@@ -8,19 +8,22 @@ _linear_tv = LinearDivergence("linear_tv", "LinearTVLoss", _tv_with_logits)
 
 
 @_linear_tv.public(
-    "(Tensor input, Tensor linear_weight, Tensor target, Tensor? target_weight, *, Tensor? linear_bias=None, "
-    'Tensor? target_bias=None, Tensor? mask=None, Tensor? weight=None, str reduction="mean", '
+    "(Tensor input, Tensor linear_weight, Tensor? target=None, Tensor? target_weight=None, *, "
+    'Tensor? linear_bias=None, Tensor? target_bias=None, Tensor? mask=None, Tensor? weight=None, str reduction="mean", '
     'Tensor? denominator=None, str empty="zero", float temperature=1.0, '
-    "ScalarType? logits_dtype=None) -> Tensor",
+    "ScalarType? logits_dtype=None, Tensor? target_values=None, Tensor? target_indices=None, "
+    'str tail="bucket") -> Tensor',
     arguments=ARGUMENTS,
 )
 def linear_tv(
-    input, linear_weight, target, target_weight, *extra, linear_bias=None, target_bias=None, mask=None, weight=None,
-    reduction="mean", denominator=None, empty="zero", temperature=1.0, logits_dtype=None, **unknown,
+    input, linear_weight, target=None, target_weight=None, *extra, linear_bias=None, target_bias=None, mask=None,
+    weight=None, reduction="mean", denominator=None, empty="zero", temperature=1.0, logits_dtype=None,
+    target_values=None, target_indices=None, tail="bucket", **unknown,
 ):  # fmt: skip
     """`tv_with_logits` of the logits input @ linear_weight.T + linear_bias, computed in chunks.
 
-    The teacher's logits are target @ target_weight.T + target_bias, or `target` if target_weight is None.
+    The teacher's logits are target @ target_weight.T + target_bias, or `target` if target_weight is None; or it is
+    given by its best classes, `target_values` and `target_indices`.
 
     Eight million logits of each exist at a time, or an eighth of all, and half as many with
     logits_dtype=torch.float32. The backward computes the logits again. A gradient of the teacher's operands, second
@@ -40,7 +43,8 @@ def linear_tv(
     """
     if extra or unknown:
         refuse(linear_tv, extra, unknown)
-    options = mask, weight, reduction, denominator, empty, temperature, logits_dtype
+    best = target_values, target_indices, tail
+    options = mask, weight, reduction, denominator, empty, temperature, logits_dtype, best
     return linear_divergence(
         _linear_tv, input, linear_weight, target, target_weight, linear_bias, target_bias, *options
     )
