@@ -55,13 +55,27 @@ def gradients(op, grad, needs, operands, results):
 
 def _of_parts(op, of, temperature, beta):
     """The raw forward's results of whole rows, from the row_stats of each rank's classes."""
-    rows, compute = of.x.shape[:-1], compute_dtype(of.x.dtype, of.y.dtype)
-    if of.x.shape[-1]:  # (kl_div_with_logits, for any divergence: it reads the logits once)
-        loss, row_stats = _kl_div_with_logits.forward(of.x, of.y, of.keep, temperature)
-        columns = torch.stack((*row_stats[:4], loss))
-    else:
-        columns = of.x.new_full((5, *rows), -INF, dtype=compute)
-    columns = gather(op.name, columns, of.mesh, of.parts).double()  # (ranks, 5, *rows)
+
+    def sums(whole):
+        return op.sums(of.x, of.y, whole, of.keep, temperature, beta)
+
+    columns = part_columns(of.x, of.y, of.keep, temperature)
+    return whole_rows(op.name, of.mesh, of.parts, columns, temperature, op.sums and sums)
+
+
+def part_columns(x, y, keep, temperature):
+    """(5, *rows) over a rank's classes: the row_stats of input and target, and the Kullback-Leibler divergence."""
+    if x.shape[-1]:  # (kl_div_with_logits, for any divergence: it reads the logits once)
+        loss, row_stats = _kl_div_with_logits.forward(x, y, keep, temperature)
+        return torch.stack((*row_stats[:4], loss))
+    return x.new_full((5, *x.shape[:-1]), -INF, dtype=compute_dtype(x.dtype, y.dtype))
+
+
+def whole_rows(name, mesh, parts, columns, temperature, sums):
+    """Returns (loss, row_stats) of whole rows, from the `part_columns` of this rank; `parts` are the mesh dims of the
+    classes. sums(row_stats): what `_sums` computes over this rank's classes; None for kl."""
+    compute = columns.dtype
+    columns = gather(name, columns, mesh, parts).double()  # (ranks, 5, *rows)
     maxima, log_totals, losses = columns[:, :4:2], columns[:, 1:4:2], columns[:, 4]
     has_none = log_totals == -INF  # all logits of a rank's classes are -inf
     maxima = torch.where(has_none, -INF, maxima)
@@ -69,7 +83,7 @@ def _of_parts(op, of, temperature, beta):
     log_sums = torch.where(has_none, -INF, (maxima - maximum) / temperature + log_totals)
     log_total = log_sums.logsumexp(0)
     row_stats = torch.stack((maximum, log_total), 1).flatten(0, 1)
-    if op.sums is None:
+    if sums is None:
         log_q, log_p = (log_sums - log_total).unbind(1)  # log Q_r and log P_r: (ranks, *rows)
         p = log_p.exp()
         terms = p * (torch.where(has_none[:, 0], 0, losses) + log_p - log_q)
@@ -77,6 +91,5 @@ def _of_parts(op, of, temperature, beta):
         slopes = torch.full_like(loss, -1), loss
     else:
         whole = torch.cat((row_stats, torch.zeros_like(maximum))).to(compute)
-        sums = op.sums(of.x, of.y, whole, of.keep, temperature, beta)
-        *slopes, loss = add_up(op.name, sums.double(), of.mesh, of.parts)
+        *slopes, loss = add_up(name, sums(whole).double(), mesh, parts)
     return loss.to(compute), torch.cat((row_stats, torch.stack(slopes))).to(compute)

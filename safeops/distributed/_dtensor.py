@@ -2,9 +2,10 @@
 the partial results.
 
 An op's attribute `shards` says how its parts combine: "elementwise"; "loss": a pointwise loss; "rows": rows with a
-class each; "log_probs": log-probabilities of such rows; "divergence": of rows of logits; "vocabulary": rows with a
-class, after a linear layer; "sum", "mean", "statistic" and "count" over dims; "softmax", "normalize" and "cosine" of
-vectors. Any other call goes to the composite, whose aten ops take DTensors.
+class each; "log_probs": log-probabilities of such rows; "divergence": of rows of logits; "vocabulary",
+"linear_log_probs", "linear_divergence": losses of rows and log-probabilities and divergences after a linear layer;
+"sum", "mean", "statistic" and "count" over dims; "softmax", "normalize" and "cosine" of vectors. Any other call goes to
+the composite, whose aten ops take DTensors.
 """
 
 import copy
@@ -18,7 +19,16 @@ from safeops.core.group import here
 from safeops.core.library import raise_cause
 from safeops.core.private_torch import schema
 from safeops.core.route import PLAIN
-from safeops.distributed import _classes, _divergences, _log_probs, _reductions, _vectors, _vocabulary
+from safeops.distributed import (
+    _classes,
+    _divergences,
+    _linear_divergences,
+    _linear_log_probs,
+    _log_probs,
+    _reductions,
+    _vectors,
+    _vocabulary,
+)
 from safeops.distributed._agreement import watched
 from safeops.distributed._layout import Uncovered, for_composite, layout, local, shared
 
@@ -187,6 +197,8 @@ FORWARD = {
     "log_probs": _log_probs.forward,
     "divergence": _divergences.forward,
     "vocabulary": _vocabulary.forward,
+    "linear_log_probs": _linear_log_probs.forward,
+    "linear_divergence": _linear_divergences.forward,
     "count": _reductions.counts,
     **dict.fromkeys(REDUCTIONS, _reductions.forward),
     "softmax": _vectors.softmax,
@@ -199,6 +211,8 @@ GRADIENTS = {
     "log_probs": _log_probs.gradients,
     "divergence": _divergences.gradients,
     "vocabulary": _vocabulary.gradients,
+    "linear_log_probs": _linear_log_probs.gradients,
+    "linear_divergence": _linear_divergences.gradients,
     **dict.fromkeys(REDUCTIONS, _reductions.gradients),
     "softmax": _vectors.softmax_gradients,
     "normalize": _vectors.normalize_gradients,

@@ -12,6 +12,7 @@ from safeops.distributed._classes import INF, NO_CLASS, Rows
 from safeops.distributed._collectives import gather
 from safeops.distributed._layout import local, shared
 from safeops.distributed._vocabulary_stats import index_in
+from safeops.ops.classification._classification import class_dim
 from safeops.ops.classification._logits import shaped
 
 
@@ -41,22 +42,38 @@ def _behind(placement):
 
 def _of_parts(op, of, temperature, softcap):
     """The raw forward's results of whole rows, from the row_stats of each rank's classes."""
-    x, class_index = of.x.detach().movedim(of.dim, -1), of.target - of.first
+    columns = part_columns(op, of.x.detach(), of.target - of.first, of.mask, of.first, temperature, softcap)
+    columns = gather(op.name, columns, of.mesh, [of.part])
+    rows, row_stats = whole_rows(columns, of.mask, compute_dtype(of.x.dtype))
+    return rows, *_argmax(of, *columns[:, 3:].unbind(1)), row_stats
+
+
+def part_columns(op, input, class_index, mask, first, temperature, softcap):
+    """(3, *rows) in fp64: over a rank's classes each row's logsumexp and entropy; the logit of the row's class, or 0 if
+    another rank has it. (5, *rows) if op returns the argmax: also the largest logit, and its class.
+
+    class_index: relative to the rank's first class. first: the index of that class."""
+    x = input.movedim(class_dim(input), -1)
     at, inside = index_in(x.shape[-1], class_index)
     if x.shape[-1]:
         own = shaped(x.gather(-1, at).squeeze(-1).double(), temperature, softcap)
-        _, *best, row_stats = op.forward(of.x.detach(), at.squeeze(-1), of.mask, NO_CLASS, temperature, softcap)
+        _, *best, row_stats = op.forward(input, at.squeeze(-1), mask, NO_CLASS, temperature, softcap)
         maximum, log_total, entropy = row_stats.double()
         if best:
             argmax, _ = best
-            best = x.gather(-1, argmax.unsqueeze(-1)).squeeze(-1).double(), argmax.double() + of.first
+            best = x.gather(-1, argmax.unsqueeze(-1)).squeeze(-1).double(), argmax.double() + first
     else:
         own = maximum = log_total = entropy = torch.full(x.shape[:-1], -INF, dtype=torch.float64, device=x.device)
         best = (own, own) if op.visible > 1 else ()
     has_none = maximum == -INF  # all logits of a rank's classes are -inf
     log_sum, entropy = torch.where(has_none, -INF, maximum + log_total), torch.where(has_none, 0, entropy)
-    columns = torch.stack((log_sum, entropy, torch.where(inside, own, 0), *best))
-    log_sums, entropies, own, *best = gather(op.name, columns, of.mesh, [of.part]).unbind(1)
+    return torch.stack((log_sum, entropy, torch.where(inside, own, 0), *best))
+
+
+def whole_rows(columns, mask, compute):
+    """Returns (log_prob, entropy and logsumexp of whole rows; row_stats for backward), (3, *rows) each, in the dtype
+    `compute`, from the `part_columns` of all ranks (ranks, 3 or 5, *rows)."""
+    log_sums, entropies, own, *_ = columns.unbind(1)
     log_sum, own = log_sums.logsumexp(0), own.sum(0)
     # A +inf logit has probability 1 if it is the row's class and the only +inf; else the results are NaN.
     certain = (own == INF) & ((log_sums == INF).sum(0) == 1) & ~log_sums.isnan().any(0)
@@ -65,16 +82,17 @@ def _of_parts(op, of, temperature, softcap):
     terms = torch.where(share == 0, 0, share * (entropies + log_sum - log_sums))  # H = sum_r P_r (H_r - log P_r)
     entropy = torch.where(certain, 0, terms.sum(0))
     log_prob = torch.where(certain, 0, own - log_sum)
-    compute = compute_dtype(x.dtype)
     leading = log_sum.to(compute).double()
     rest = torch.where(leading.isinf(), 0, log_sum - leading)
     rows, row_stats = torch.stack((log_prob, entropy, log_sum)), torch.stack((leading, rest, entropy))
-    rows, row_stats = (torch.where(of.mask, result, 0).to(compute) for result in (rows, row_stats))
-    return rows, *(_argmax(of, *best) if best else ()), row_stats
+    return tuple(torch.where(mask, result, 0).to(compute) for result in (rows, row_stats))
 
 
-def _argmax(of, largest, classes):
-    """Returns (argmax, correct) from each rank's largest logit and its class."""
+def _argmax(of, *best):
+    """Returns (argmax, correct) from each rank's largest logit and its class, or nothing."""
+    if not best:
+        return ()
+    largest, classes = best
     part = largest.argmax(0, keepdim=True)  # the first of equal ones; NaN is the largest
     argmax = torch.where(of.mask, classes.gather(0, part).squeeze(0), 0).long()
     return argmax, of.mask & (argmax == of.target)

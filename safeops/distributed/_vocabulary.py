@@ -5,67 +5,38 @@ all-gather of 16 bytes a row gives all ranks the rows' sums. One collective adds
 gradient, while the last product of the weight's gradient runs.
 """
 
+import functools
+
 import torch
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from safeops.core.dtypes import compute_dtype
 from safeops.core.matmul import without_autocast
 from safeops.distributed._classes import over_parts
-from safeops.distributed._layout import Uncovered, local, shared
+from safeops.distributed._layout import local
+from safeops.distributed._linear import LayerPart
 from safeops.distributed._vocabulary_stats import RowStats, existing_classes, losses, row_stats
 from safeops.ops.classification._classification import rows_of
 from safeops.ops.linear import _chunks, _rows
 
 
-class Part:
-    """A rank's part of a call: rows, and classes of the linear layer.
-
-    A mesh dim shards the rows, the classes or neither. If it shards both (sequence parallel), the rows are gathered.
-    Classes stay sharded along the first mesh dim that shards them; along others, and if their shards are strided
-    (FSDP's), they are gathered.
-    """
+class Part(LayerPart):
+    """A rank's rows with their classes, and the weights of the rank's classes."""
 
     def __init__(self, operands):
         input, linear_weight, target, linear_bias, weight, mask = operands[:6]
-        ignore_index, label_smoothing = operands.ignore_index, operands.label_smoothing
-        if not (isinstance(input, DTensor) and isinstance(linear_weight, DTensor)):
-            raise Uncovered
-        self.mesh, self.rows_shape = input.device_mesh, input.shape[:-1]
-        if self.mesh.get_coordinate() is None:
-            raise Uncovered
-        sharded = [i for i, p in enumerate(linear_weight.placements) if type(p) is Shard and p.dim == 0]
-        self.part = sharded[0] if sharded else None
-        self.rows = [
-            p if type(p) is Shard and p.dim < input.dim() - 1 and i != self.part else Replicate()
-            for i, p in enumerate(input.placements)
-        ]
-        self.classes = [Shard(0) if i == self.part else Replicate() for i in range(self.mesh.ndim)]
-        everywhere, classes = [Replicate()] * self.mesh.ndim, len(linear_weight)
-        x = local(input, input.shape, self.rows)
-        self.local_rows, self.x = x.shape[:-1], x.reshape(x.shape[:-1].numel(), x.shape[-1])
-        self.linear_weight = local(linear_weight, linear_weight.shape, self.classes)
-        bias = None if linear_bias is None else local(linear_bias, linear_bias.shape, self.classes)
-        self.linear_bias, self.first = bias, 0
-        if self.part is not None:
-            self.first = min(classes, -(-classes // self.mesh.size(self.part)) * self.mesh.get_local_rank(self.part))
-        weight = None if weight is None else local(weight, weight.shape, everywhere)
-        target, mask = (local(t, self.rows_shape, self.rows) for t in (target, mask))
+        ignore_index, label_smoothing, classes = operands.ignore_index, operands.label_smoothing, len(linear_weight)
+        super().__init__(input, linear_weight, linear_bias)
+        weight = None if weight is None else local(weight, weight.shape, self.everywhere)
         compute = compute_dtype(input.dtype, *(() if weight is None else (weight.dtype,)))
-        rows = rows_of(classes, target, weight, mask, ignore_index, compute)
-        class_index, self.keep, self.weights = (None if t is None else t.reshape(-1) for t in rows)
-        self.class_index = class_index - self.first
+        rows = rows_of(classes, self.of_rows(target), weight, self.of_rows(mask), ignore_index, compute)
+        class_index, self.keep, self.weights = rows
+        self.class_index, bias = class_index - self.first, None
         if label_smoothing and linear_bias is not None:  # a bias of -inf marks a class that does not exist
-            bias = local(linear_bias, linear_bias.shape, everywhere)
-        existing = existing_classes(classes, bias if label_smoothing else None, weight, x.device)
+            bias = local(linear_bias, linear_bias.shape, self.everywhere)
+        existing = existing_classes(classes, bias, weight, self.x.device)
         part = slice(self.first, self.first + len(self.linear_weight))
         self.existing = existing._replace(weights=existing.weights[part])
         self.weight = None if weight is None else weight[part]
-
-    def share(self, result):
-        """A result with a number for each row, or an empty one that the op left out, as a DTensor."""
-        if result.shape != self.keep.shape:
-            return shared(result, self.mesh, result.shape, [Replicate()] * self.mesh.ndim)
-        return shared(result.view(self.local_rows), self.mesh, self.rows_shape, self.rows)
 
 
 def forward(op, *operands):
@@ -108,29 +79,10 @@ def _row_stats(of, log_sum, label_smoothing):
 
 def gradients(op, grad, needs, operands, results):
     of, needs = Part(operands), (needs[0], needs[1], needs[3])
-    g = local(grad, of.rows_shape, of.rows).reshape(-1)
     numbers = operands.label_smoothing, operands.z_loss, operands.temperature, operands.softcap
     row_stats = _row_stats(of, results.row_stats.to_local().reshape(-1), operands.label_smoothing)
-
-    def added(d, like, placements):
-        """Add up the ranks' terms of a gradient and lay it out as its operand `like`; the host does not wait."""
-        d = DTensor.from_local(d, of.mesh, placements, run_check=False, shape=like.shape, stride=_strides(like.shape))
-        return d.redistribute(placements=[Replicate() if p.is_partial() else p for p in like.placements])
-
-    of_rows = [Partial() if i == of.part else p for i, p in enumerate(of.rows)]
-    of_classes = [Partial() if p.is_shard() else of.classes[i] for i, p in enumerate(of.rows)]
-
-    def finish(d_input):
-        return added(d_input.view(*of.local_rows, of.x.shape[1]), operands.input, of_rows)
-
-    d_input, *others = _rows.gradients(
-        g, of.x, of.linear_weight, of.linear_bias, of.class_index, of.keep, of.weights, of.weight, row_stats,
-        (*numbers, operands.wide), needs, finish=finish,
+    compute = functools.partial(
+        _rows.gradients, of.gradient_of_rows(grad), of.x, of.linear_weight, of.linear_bias, of.class_index, of.keep,
+        of.weights, of.weight, row_stats, (*numbers, operands.wide), needs,
     )  # fmt: skip
-    layer = operands.linear_weight, operands.linear_bias
-    others = [added(d, x, of_classes) if need else None for d, x, need in zip(others, layer, needs[1:])]
-    return [d_input if needs[0] else None, *others]
-
-
-def _strides(shape):
-    return torch.empty(shape, device="meta").stride()
+    return of.gradients(compute, (operands.input, operands.linear_weight, operands.linear_bias), needs)

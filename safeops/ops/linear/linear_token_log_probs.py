@@ -2,6 +2,7 @@
 
 import torch
 
+from safeops.core import check
 from safeops.core.dtypes import compute_dtype
 from safeops.core.foreign import refuse
 from safeops.core.library import declare_raw
@@ -19,7 +20,7 @@ from safeops.ops.classification.token_log_probs import (
 )
 from safeops.ops.classification.token_log_probs import define as define_rows
 from safeops.ops.linear import _rows
-from safeops.ops.linear._chunks import NO_CLASS, keeps_sums, logits_of, products, scale_of
+from safeops.ops.linear._chunks import NO_CLASS, blocks, keeps_sums, logits_of, products, scale_of
 from safeops.ops.linear._entries import LinearEntries
 from safeops.ops.linear._layer import LOGITS_DTYPE, in_one_dtype, validate_classes, validate_layer, wide_logits
 
@@ -59,29 +60,42 @@ def _compute(input, linear_weight, target, linear_bias, mask, support, ignore_in
     """The forward in chunks of the rows: one product. The op of token_log_probs computes each chunk's results."""
     refuse_missing_class(NAME, target, mask, ignore_index, len(linear_weight), "linear_weight", linear_weight.shape)
     class_index, keep, _ = rows_of(len(linear_weight), target, None, mask, ignore_index, torch.float64)
-    results = _fake(input)
-    size, shape = _rows.rows_at_once(input, linear_weight, wide=wide), (temperature, softcap)
-    dtype = results[0].dtype if keeps_sums(input, wide) else input.dtype
-    buffer = input.new_empty(min(size, len(input)), len(linear_weight), dtype=dtype)
-    with without_autocast(input):
-        for first in range(0, len(input), size):
-            part = slice(first, first + size)
-            logits = logits_of(input[part], linear_weight, linear_bias, buffer[: len(input[part])], wide)
-            if support is not None:
-                logits.masked_fill_(~support[part], -float("inf"))
-            for whole, rows in zip(
-                results, _token_log_probs.forward(logits, class_index[part], keep[part], NO_CLASS, *shape)
-            ):
-                whole[:, part] = rows
+    results, shape = _fake(input), (temperature, softcap)
+    for part, logits in logits_of_rows(input, linear_weight, linear_bias, wide):
+        if support is not None:
+            logits.masked_fill_(~support[part], -float("inf"))
+        of_part = _token_log_probs.forward(logits, class_index[part], keep[part], NO_CLASS, *shape)
+        for whole, rows in zip(results, of_part):
+            whole[:, part] = rows
     return results
+
+
+def logits_of_rows(input, linear_weight, linear_bias, wide):
+    """Yield (slice of the rows, their logits) per chunk, each in the memory of the one before."""
+    size = max(1, min(len(input), _rows.rows_at_once(input, linear_weight, wide=wide)))
+    dtype = compute_dtype(input.dtype) if keeps_sums(input, wide) else input.dtype
+    buffer = input.new_empty(size, len(linear_weight), dtype=dtype)
+    with without_autocast(input):
+        for part in blocks(len(input), size):
+            x = input[part]
+            yield part, logits_of(x, linear_weight, linear_bias, buffer[: len(x)], wide)
 
 
 def _compute_backward(
     grad, input, linear_weight, target, row_stats, linear_bias, mask, support, ignore_index, temperature, softcap, wide,
     *needs,
 ):  # fmt: skip
-    """The backward in chunks of the classes: three products. token_log_probs' backward computes each chunk's slopes."""
     class_index, keep, _ = rows_of(len(linear_weight), target, None, mask, ignore_index, torch.float64)
+    options = support, temperature, softcap, wide, needs
+    return gradients(grad, input, linear_weight, linear_bias, class_index, keep, row_stats, *options)
+
+
+def gradients(
+    grad, input, linear_weight, linear_bias, class_index, keep, row_stats, support, temperature, softcap, wide, needs,
+    **finish,
+):  # fmt: skip
+    """The backward in chunks of the classes: three products. token_log_probs' backward computes each chunk's slopes.
+    class_index: relative to linear_weight's first class. finish: for `products`."""
     compute, shape = compute_dtype(input.dtype, grad.dtype), (temperature, softcap)
     x = torch.where(keep.unsqueeze(1), input, 0)
     grad = torch.where(keep, grad, 0)
@@ -97,7 +111,7 @@ def _compute_backward(
             logits.masked_fill_(~support[:, part], -float("inf"))
         return _token_log_probs.backward(grad, logits, index, row_stats, keep, NO_CLASS, *shape, partial)
 
-    return products(x, linear_weight, linear_bias, keep, slopes, scale, compute, needs, wide)
+    return products(x, linear_weight, linear_bias, keep, slopes, scale, compute, needs, wide, **finish)
 
 
 _OPERANDS = (
@@ -128,7 +142,7 @@ class LinearTokenLogProbs(Op):
     The raw ops are Python code for every device: the definition would compute all logits at once.
     """
 
-    owner = None
+    owner, shards = None, "linear_log_probs"
     differentiable = ("input", "linear_weight", "linear_bias")
     compiled = ("cpu", "cuda")
 
@@ -230,14 +244,17 @@ def linear_token_log_probs(
     )
     input, linear_weight, linear_bias = in_one_dtype(input, linear_weight, linear_bias)
     rows = target.shape
-    mask = None if mask is None else mask.expand(rows).reshape(-1)
-    layer, target = (input.reshape(target.numel(), input.shape[-1]), linear_weight, linear_bias), target.reshape(-1)
+    mask = None if mask is None else mask.expand(rows)
+    if check.mesh(input) is None:  # (a DTensor keeps its dims, any of which may be sharded)
+        input, target = input.reshape(target.numel(), input.shape[-1]), target.reshape(-1)
+        mask = None if mask is None else mask.reshape(-1)
+    layer = input, linear_weight, linear_bias
     if isinstance(support, tuple):
         shape = as_operand(temperature, input), as_operand(softcap or 0.0, input)
         results, outside = _of_entries(support, outside, layer, target, mask, ignore_index, *shape)
         return TokenLogProbsOfSupport(*(row.reshape(rows) for row in each(results)), outside)
     if support is not None:
-        support = support.reshape(len(target), len(linear_weight))
+        support = support.reshape(*target.shape, len(linear_weight))
         mask, outside = _support.of_rows(NAME, support, outside, target, mask, ignore_index)
     operands = *layer[:2], target, layer[2], mask, support, ignore_index, temperature, softcap, wide
     results = [row.reshape(rows) for row in each(_linear_token_log_probs.call(*operands))]
