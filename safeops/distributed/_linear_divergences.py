@@ -47,7 +47,10 @@ def forward(op, *operands):
         return results
 
     def sums(whole):
-        return over_chunks(3, lambda part, x, y, keep: op.op.sums(x, y, whole[:, part], keep, temperature, beta))
+        def of_chunk(part, x, y, keep):
+            return op.op.sums(x, y, whole[:, part].contiguous(), keep, temperature, beta)
+
+        return over_chunks(3, of_chunk)
 
     columns = over_chunks(5, lambda part, x, y, keep: part_columns(x, y, keep, temperature))
     results = whole_rows(op.name, of.mesh, [of.part], columns, temperature, op.op.sums and sums)
