@@ -16,6 +16,8 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check -qq
 SOURCE := setup.py pyproject.toml $(shell find csrc -type f 2>/dev/null)
 CXX_FILES := $(filter %.h %.cuh %.cpp %.cu,$(SOURCE)) $(wildcard tests/kernels/executed/*.h tests/kernels/executed/*.cpp)
 SHELL  := /bin/bash -o pipefail
+# Where it is set, each of the tests' many processes compiles all of torch's modules again: 3 s.
+unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := demo
 .DELETE_ON_ERROR:
 .PHONY: setup demo test hopper architectures test-slow test-exhaustive sanitize test-all mutants types lint docs bench \
