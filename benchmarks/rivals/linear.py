@@ -1,7 +1,9 @@
-"""Contests of a last linear layer fused with its loss: cross entropy, and log probabilities plus entropy."""
+"""Contests of a last linear layer fused with its loss: cross entropy, and log probabilities plus entropy; and of a head
+with an adapter."""
 
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 import safeops
 
@@ -107,6 +109,55 @@ def linear_token_log_probs(o):
     )
 
 
+ADAPTER, ROWS_OF_CHUNK = 16, 1024
+
+
+def adapted(x, a, b, w):
+    """The logits of a frozen layer with an adapter, as peft computes them."""
+    return F.linear(x, w) + F.linear(F.linear(x, a), b)
+
+
+def unfused(x, a, b, w, target):
+    return F.cross_entropy(adapted(x, a, b, w), target)
+
+
+def unfused_widened(x, a, b, w, target):
+    return F.cross_entropy(wide(adapted(x, a, b, w)), target)
+
+
+def checkpointed(x, a, b, w, target):
+    """The head by chunks of rows, run again in backward: how trainers write it by hand."""
+
+    def loss(x, target):
+        return F.cross_entropy(wide(adapted(x, a, b, w)), target, reduction="sum")
+
+    parts = zip(x.split(ROWS_OF_CHUNK), target.split(ROWS_OF_CHUNK))
+    return sum(checkpoint(loss, *part, use_reentrant=False) for part in parts) / len(x)
+
+
+def head_loss(o, rows):
+    """Liger's and TRL's losses take a weight: they have no contender for a module."""
+    rows, width, classes = o.size(rows, 4096, 128256)
+    product, adapter = 2 * rows * width * classes, 2 * rows * ADAPTER * (width + classes)
+    return Contest(
+        (
+            o.normal(rows, width),
+            o.normal(ADAPTER, width, seed=1).mul_(0.02),
+            o.normal(classes, ADAPTER, seed=2).mul_(0.02),
+        ),
+        (o.normal(classes, width, seed=3).mul_(0.02), o.index(classes, rows)),
+        ours=lambda x, a, b, w, target: safeops.head_loss(lambda x: adapted(x, a, b, w), x, target),
+        rivals={
+            "F.ce(head)": unfused,
+            "F.ce(head.float())": unfused_widened,
+            "compile": compiled(unfused_widened),
+            "checkpointed chunks": checkpointed,
+        },
+        definition=unfused,
+        flops=(product + adapter, 2 * product + 3 * adapter),
+    )
+
+
 contests(
     linear_cross_entropy,
     {
@@ -116,3 +167,4 @@ contests(
     },
 )
 contests(linear_token_log_probs, {"linear_token_log_probs/bf16": ("bf16",)})
+contests(head_loss, {"head_loss/bf16": ("bf16", 8192), "head_loss/fp32": ("fp32", 2048)})
