@@ -475,6 +475,27 @@ def test_several_dims_of_a_mesh_as_one(alone):
     assert flat[0].ndim == 1 and flat[0].get_group() is flat[1].get_group()
 
 
+def test_the_layout_of_a_head_under_colwise_parallel(alone):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
+    layers = [torch.nn.Linear(2, 4) for _ in range(3)]
+    assert private_torch.colwise_layout(layers[0]) is None
+    parallelize_module(layers[0], mesh["tp"], ColwiseParallel(input_layouts=Shard(1)))
+    parallelize_module(layers[1], mesh["tp"], RowwiseParallel())
+    layers[2].register_forward_pre_hook(lambda module, args: None)
+    layers[2].register_forward_hook(lambda module, args, output: None)
+    assert private_torch.colwise_layout(layers[0]) == (mesh["tp"], (Shard(1),))
+    assert [private_torch.colwise_layout(layer) for layer in layers[1:]] == [None, None]
+    fully_shard(layers[0], mesh=mesh["dp"])  # (its own hooks are left out)
+    assert private_torch.colwise_layout(layers[0]) == (mesh["tp"], (Shard(1),))
+    layers[0].register_forward_hook(lambda module, args, output: None)
+    assert private_torch.colwise_layout(layers[0]) is None
+
+
 def test_a_layout_is_found_by_fake_tensors(alone):
     from torch.distributed.tensor import Shard, distribute_tensor
     from torch.utils._python_dispatch import TorchDispatchMode

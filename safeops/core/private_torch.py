@@ -100,6 +100,7 @@ saved_tensor_hooks = torch._C._autograd._top_saved_tensors_default_hooks  # (Fal
 
 # the tables {id: hook} of a module
 MODULE_HOOKS = "_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"
+FSDP = "torch.distributed.fsdp"  # the package of fully_shard: the module of its hooks
 has_global_hooks = torch.nn.modules.module._has_any_global_hook  # hooks of all modules
 
 
@@ -120,6 +121,31 @@ def cast_hook(sharded, table):
         "_forward_pre_hooks": lambda module, args, kwargs: state._cast_forward_inputs(args, kwargs),
         "_forward_hooks": lambda module, args, output: state._cast_output_dtype(output),
     }.get(table)
+
+
+def colwise_layout(module):
+    """(mesh, placements that a plain input has) of an nn.Linear under torch's ColwiseParallel; None for any other, also
+    for one with more hooks than those of ColwiseParallel and fully_shard."""
+    style = sys.modules.get("torch.distributed.tensor.parallel.style")  # (importing it would take half a second)
+    if style is None or not isinstance(module, torch.nn.Linear):
+        return None
+    hooks = [
+        [f for f in getattr(module, table).values() if not str(getattr(f, "__module__", "")).startswith(FSDP)]
+        for table in MODULE_HOOKS
+    ]
+    if [len(x) for x in hooks] != [1, 1, 0, 0]:
+        return None
+    before, after = (_closure(x[0]) for x in hooks[:2])
+    functions = [getattr(x, "func", None) for x in (before.get("input_fn"), after.get("output_fn"))]
+    if functions != [style.ColwiseParallel._prepare_input_fn, style.ColwiseParallel._prepare_output_fn]:
+        return None
+    return before["device_mesh"], before["input_fn"].args[0]
+
+
+def _closure(function):
+    """{name: value} of the variables in a function's closure."""
+    names = function.__code__.co_freevars if isinstance(function, types.FunctionType) else ()
+    return {name: cell.cell_contents for name, cell in zip(names, function.__closure__ or ())} if names else {}
 
 
 # ---- safe mode

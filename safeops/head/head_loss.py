@@ -10,6 +10,7 @@ from safeops.core import check as checks
 from safeops.core.private_torch import MODULE_HOOKS, has_global_hooks
 from safeops.core.route import PLAIN
 from safeops.head import _chunks
+from safeops.head._colwise import is_colwise, over_ranks
 from safeops.head._loss import NAME
 from safeops.head._losses import LOSSES
 from safeops.head._once import once
@@ -72,6 +73,12 @@ def head_loss(
 
     Parameters of a head of `fully_shard` or DDP are gathered once a call, and their gradients are reduced once.
 
+    An `nn.Linear` under torch's `ColwiseParallel` is computed by the functions of a linear layer, too, and its logits
+    stay where they are, whatever `output_layouts` and `use_local_output` say. A plain `hidden` lies as its
+    `input_layouts` say: all rows on each rank, or under sequence parallel (`Shard(1)`) a rank's tokens. The plain
+    `target` and other operands are those of all rows, alike on all ranks, and so is the result. A DTensor `hidden` gives
+    a DTensor. (Not under `torch.compile`: there the head is called, and leaves the logits as it was told.)
+
     What is not as in head(hidden):
 
     The head is called with (rows, D), several times, and again if backward recomputes: a forward hook, a counter and an
@@ -124,6 +131,12 @@ def head_loss(
     checks.floating(NAME, "hidden", hidden)
     if hidden.dim() == 0:
         raise ValueError(f"{NAME}: hidden must be (..., D), got shape ()")
+    if is_colwise(head):
+
+        def of_layer(layer, hidden, target, options):
+            return head_loss(layer, hidden, target, loss=loss, check=check, **options)
+
+        return over_ranks(head, hidden, target, options, of_layer)
     record = LOSSES[loss](loss, hidden, target, options)
     if is_layer(head) and record.fits_layer():
         validate_layer(NAME, hidden, head.weight, head.bias, ("hidden", "head.weight", "head.bias"))

@@ -3,13 +3,15 @@ no more collectives than head(hidden) needs."""
 
 import copy
 import functools
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import safeops
@@ -39,7 +41,10 @@ def loss_of(result):
     """A number of any result; rows have different upstream gradients."""
     if isinstance(result, tuple):
         result = result.log_prob + 0.5 * result.entropy
-    return result if result.dim() == 0 else (result * torch.linspace(0.5, 1.5, len(result), dtype=result.dtype)).mean()
+    if result.dim() == 0:
+        return result
+    slopes = torch.linspace(0.5, 1.5, len(result), dtype=result.dtype).view(-1, *[1] * (result.dim() - 1))
+    return (result * slopes).mean()
 
 
 def heads(dtype=torch.float64):
@@ -68,7 +73,7 @@ class Collectives(TorchDispatchMode):
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
         name = str(op)
         for key in self.counts:
-            self.counts[key] += name.startswith("c10d") and key in name
+            self.counts[key] += name.startswith(("c10d", "_c10d_functional")) and key in name
         return op(*args, **(kwargs or {}))
 
 
@@ -182,6 +187,42 @@ def layer_of_dtensors():
     torch.testing.assert_close(results[0].full_tensor(), whole, rtol=1e-12, atol=1e-12)
 
 
+def colwise(sequence=False, loss="cross_entropy", shared=False, fsdp=False, **options):
+    """A head under ColwiseParallel must take the linear function, of plain tensors as of DTensors, and under sequence
+    parallel of a rank's own tokens: values and gradients of one process, and never all logits of a rank."""
+    both = init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("dp", "tp"))
+    g, m, layer = torch.Generator().manual_seed(2), both["tp"], heads()["linear"]
+    rank, tokens, single = dist.get_rank(), 4 * dist.get_world_size(), copy.deepcopy(layer)
+    hidden, labels = torch.randn(3, tokens, D, generator=g).double(), torch.randint(C, (3, tokens), generator=g)
+    labels[0, :2], hidden[0, :2] = -100, float("nan")
+    if loss == "kl_div":
+        hidden[0, :2], labels = 0, torch.randn(3, tokens, C, generator=g).double()
+    parallelize_module(layer, m, ColwiseParallel(input_layouts=Shard(1) if sequence else Replicate()))
+    if fsdp:
+        fully_shard(layer, mesh=both["dp"])
+    x = hidden.clone().requires_grad_()
+    want = loss_of(safeops.head_loss(single, x, labels, loss=loss, **options))
+    want.backward()
+    part = hidden[:, 4 * rank : 4 * rank + 4] if sequence else hidden
+    leaf = part.clone().requires_grad_()
+    layout = [Shard(1) if sequence else Replicate()]
+    operand = DTensor.from_local(leaf, m, layout, run_check=False) if shared else leaf
+    refuse = mock.Mock(side_effect=AssertionError("all logits"))
+    with mock.patch.object(nn.functional, "linear", refuse), Collectives() as sent:
+        got = loss_of(safeops.head_loss(layer, operand, labels, loss=loss, **options))
+        got.backward()
+    # The numbers of each row are gathered, and the input's gradient is added up. Under sequence parallel the hidden
+    # rows are gathered, in forward and in backward, and that sum is scattered.
+    if not fsdp and not options:
+        assert sent.counts == {"gather": 1 + 2 * sequence, "reduce": 1}, sent.counts
+    assert isinstance(got, DTensor) == shared
+    close = functools.partial(torch.testing.assert_close, rtol=1e-12, atol=1e-12)
+    close(got.full_tensor() if shared else got, want)
+    close(leaf.grad, x.grad[:, 4 * rank : 4 * rank + 4] if sequence else x.grad)
+    for p, q in zip(layer.parameters(), single.parameters()):
+        close(p.grad.full_tensor(), q.grad)
+
+
 NONE = {"reduction": "none"}
 LOG_PROBS = {"loss": "token_log_probs"}
 CASES = {
@@ -201,4 +242,13 @@ CASES = {
     "function of a sharded module": function_of_a_sharded_module,
     "hooks stay": hooks_stay,
     "layer of DTensors": layer_of_dtensors,
+    "colwise": colwise,
+    "colwise, DTensors": functools.partial(colwise, shared=True),
+    "colwise, log-probabilities": functools.partial(colwise, **LOG_PROBS),
+    "sequence parallel": functools.partial(colwise, True),
+    "sequence parallel, DTensors": functools.partial(colwise, True, shared=True, label_smoothing=0.1),
+    "sequence parallel, by row": functools.partial(colwise, True, **NONE),
+    "sequence parallel, log-probabilities": functools.partial(colwise, True, **LOG_PROBS),
+    "sequence parallel, divergence": functools.partial(colwise, True, "kl_div"),
+    "sequence parallel, fsdp": functools.partial(colwise, True, fsdp=True),
 }

@@ -1,5 +1,5 @@
-"""Cases of log-probabilities and divergences after a linear layer whose classes, rows or both are sharded, each compared
-with plain tensors."""
+"""Cases of log-probabilities and divergences after a linear layer whose classes, rows or both are sharded: values and
+gradients are those of plain tensors."""
 
 import functools
 import itertools
