@@ -16,6 +16,7 @@ from safeops.amp.grad_norm import grad_norm as grad_norm
 from safeops.amp.to_device import to_device as to_device
 from safeops.amp.warmup import warmup as warmup
 from safeops.head.head_loss import head_loss as head_loss
+from safeops.ops.classification.cross_entropy import CrossEntropyOfSupport
 from safeops.ops.classification.token_log_probs import TokenLogProbs
 from safeops.ops.classification.token_log_probs import TokenLogProbsAndArgmax
 from safeops.ops.classification.token_log_probs import TokenLogProbsOfSupport
@@ -42,10 +43,19 @@ def cosine_embedding_loss(input1: Tensor, input2: Tensor, target: Tensor, margin
     mask: Tensor | None = None, weight: Tensor | None = None, reduction: Literal["none", "mean", "sum"] = "mean",
     denominator: Tensor | float | None = None, empty: Literal["zero", "nan", "raise"] = "zero") -> Tensor: ...
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float | None = 1e-08) -> Tensor: ...
+@overload
 def cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = None, *, mask: Tensor | None = None,
     reduction: Literal["none", "mean", "sum"] = "mean", ignore_index: int = -100, label_smoothing: float = 0.0,
     z_loss: float = 0.0, row_weight: Tensor | None = None, temperature: float = 1.0, softcap: float | None = None,
-    denominator: Tensor | float | None = None, empty: Literal["zero", "nan", "raise"] = "zero") -> Tensor: ...
+    denominator: Tensor | float | None = None, empty: Literal["zero", "nan", "raise"] = "zero", support: None = None,
+    support_threshold: Tensor | None = None, outside: Literal["-inf", "mask"] = "-inf") -> Tensor: ...
+@overload
+def cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = None, *, mask: Tensor | None = None,
+    reduction: Literal["none", "mean", "sum"] = "mean", ignore_index: int = -100, label_smoothing: float = 0.0,
+    z_loss: float = 0.0, row_weight: Tensor | None = None, temperature: float = 1.0, softcap: float | None = None,
+    denominator: Tensor | float | None = None, empty: Literal["zero", "nan", "raise"] = "zero",
+    support: Tensor | Sequence[Tensor], support_threshold: Tensor | None = None,
+    outside: Literal["-inf", "mask"] = "-inf") -> CrossEntropyOfSupport: ...
 def ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Tensor | Sequence[int],
     target_lengths: Tensor | Sequence[int], blank: int = 0, reduction: Literal["none", "mean", "sum"] = "mean",
     zero_infinity: bool = False, *, mask: Tensor | None = None, weight: Tensor | None = None,
@@ -81,14 +91,17 @@ def js_div_with_logits(input: Tensor, target: Tensor | None = None, *, mask: Ten
     weight: Tensor | None = None, reduction: Literal["none", "mean", "sum"] = "mean",
     denominator: Tensor | float | None = None, empty: Literal["zero", "nan", "raise"] = "zero",
     temperature: float = 1.0, beta: float = 0.5, target_values: Tensor | None = None,
-    target_indices: Tensor | None = None) -> Tensor: ...
+    target_indices: Tensor | None = None, tail: Literal["bucket", "renormalize"] = "bucket",
+    support: Tensor | Sequence[Tensor] | None = None, support_threshold: Tensor | None = None) -> Tensor: ...
 def kl_div(input: Tensor, target: Tensor, *, mask: Tensor | None = None, weight: Tensor | None = None,
     reduction: Literal["none", "mean", "sum", "batchmean"] = "mean", denominator: Tensor | float | None = None,
     empty: Literal["zero", "nan", "raise"] = "zero", log_target: bool = False) -> Tensor: ...
 def kl_div_with_logits(input: Tensor, target: Tensor | None = None, *, mask: Tensor | None = None,
     weight: Tensor | None = None, reduction: Literal["none", "mean", "sum"] = "mean",
     denominator: Tensor | float | None = None, empty: Literal["zero", "nan", "raise"] = "zero",
-    temperature: float = 1.0, target_values: Tensor | None = None, target_indices: Tensor | None = None) -> Tensor: ...
+    temperature: float = 1.0, target_values: Tensor | None = None, target_indices: Tensor | None = None,
+    tail: Literal["bucket", "renormalize"] = "bucket", support: Tensor | Sequence[Tensor] | None = None,
+    support_threshold: Tensor | None = None) -> Tensor: ...
 def l1_loss(input: Tensor, target: Tensor, *, mask: Tensor | None = None, weight: Tensor | None = None,
     reduction: Literal["none", "mean", "sum"] = "mean", denominator: Tensor | float | None = None,
     empty: Literal["zero", "nan", "raise"] = "zero") -> Tensor: ...
@@ -98,36 +111,45 @@ def linear_cross_entropy(input: Tensor, linear_weight: Tensor, target: Tensor, *
     temperature: float = 1.0, softcap: float | None = None, denominator: Tensor | float | None = None,
     empty: Literal["zero", "nan", "raise"] = "zero", memory: Literal["auto", "low"] = "auto",
     logits_dtype: torch.dtype | None = None) -> Tensor: ...
-def linear_js_div(input: Tensor, linear_weight: Tensor, target: Tensor, target_weight: Tensor | None, *,
-    linear_bias: Tensor | None = None, target_bias: Tensor | None = None, mask: Tensor | None = None,
-    weight: Tensor | None = None, reduction: Literal["none", "mean", "sum"] = "mean",
+def linear_js_div(input: Tensor, linear_weight: Tensor, target: Tensor | None = None,
+    target_weight: Tensor | None = None, *, linear_bias: Tensor | None = None, target_bias: Tensor | None = None,
+    mask: Tensor | None = None, weight: Tensor | None = None, reduction: Literal["none", "mean", "sum"] = "mean",
     denominator: Tensor | float | None = None, empty: Literal["zero", "nan", "raise"] = "zero",
-    temperature: float = 1.0, beta: float = 0.5, logits_dtype: torch.dtype | None = None) -> Tensor: ...
-def linear_kl_div(input: Tensor, linear_weight: Tensor, target: Tensor, target_weight: Tensor | None, *,
-    linear_bias: Tensor | None = None, target_bias: Tensor | None = None, mask: Tensor | None = None,
-    weight: Tensor | None = None, reduction: Literal["none", "mean", "sum"] = "mean",
+    temperature: float = 1.0, beta: float = 0.5, logits_dtype: torch.dtype | None = None,
+    target_values: Tensor | None = None, target_indices: Tensor | None = None,
+    tail: Literal["bucket", "renormalize"] = "bucket", support: Tensor | Sequence[Tensor] | None = None,
+    support_threshold: Tensor | None = None) -> Tensor: ...
+def linear_kl_div(input: Tensor, linear_weight: Tensor, target: Tensor | None = None,
+    target_weight: Tensor | None = None, *, linear_bias: Tensor | None = None, target_bias: Tensor | None = None,
+    mask: Tensor | None = None, weight: Tensor | None = None, reduction: Literal["none", "mean", "sum"] = "mean",
     denominator: Tensor | float | None = None, empty: Literal["zero", "nan", "raise"] = "zero",
-    temperature: float = 1.0, logits_dtype: torch.dtype | None = None) -> Tensor: ...
-def linear_reverse_kl_div(input: Tensor, linear_weight: Tensor, target: Tensor, target_weight: Tensor | None, *,
-    linear_bias: Tensor | None = None, target_bias: Tensor | None = None, mask: Tensor | None = None,
-    weight: Tensor | None = None, reduction: Literal["none", "mean", "sum"] = "mean",
+    temperature: float = 1.0, logits_dtype: torch.dtype | None = None, target_values: Tensor | None = None,
+    target_indices: Tensor | None = None, tail: Literal["bucket", "renormalize"] = "bucket",
+    support: Tensor | Sequence[Tensor] | None = None, support_threshold: Tensor | None = None) -> Tensor: ...
+def linear_reverse_kl_div(input: Tensor, linear_weight: Tensor, target: Tensor | None = None,
+    target_weight: Tensor | None = None, *, linear_bias: Tensor | None = None, target_bias: Tensor | None = None,
+    mask: Tensor | None = None, weight: Tensor | None = None, reduction: Literal["none", "mean", "sum"] = "mean",
     denominator: Tensor | float | None = None, empty: Literal["zero", "nan", "raise"] = "zero",
-    temperature: float = 1.0, logits_dtype: torch.dtype | None = None) -> Tensor: ...
+    temperature: float = 1.0, logits_dtype: torch.dtype | None = None, target_values: Tensor | None = None,
+    target_indices: Tensor | None = None, tail: Literal["bucket", "renormalize"] = "bucket",
+    support: Tensor | Sequence[Tensor] | None = None, support_threshold: Tensor | None = None) -> Tensor: ...
 @overload
 def linear_token_log_probs(input: Tensor, linear_weight: Tensor, target: Tensor, *, linear_bias: Tensor | None = None,
     mask: Tensor | None = None, ignore_index: int = -100, temperature: float = 1.0, softcap: float | None = None,
-    logits_dtype: torch.dtype | None = None, support: None = None,
+    logits_dtype: torch.dtype | None = None, support: None = None, support_threshold: Tensor | None = None,
     outside: Literal["-inf", "mask"] = "-inf") -> TokenLogProbs: ...
 @overload
 def linear_token_log_probs(input: Tensor, linear_weight: Tensor, target: Tensor, *, linear_bias: Tensor | None = None,
     mask: Tensor | None = None, ignore_index: int = -100, temperature: float = 1.0, softcap: float | None = None,
     logits_dtype: torch.dtype | None = None, support: Tensor | Sequence[Tensor],
-    outside: Literal["-inf", "mask"] = "-inf") -> TokenLogProbsOfSupport: ...
-def linear_tv(input: Tensor, linear_weight: Tensor, target: Tensor, target_weight: Tensor | None, *,
-    linear_bias: Tensor | None = None, target_bias: Tensor | None = None, mask: Tensor | None = None,
+    support_threshold: Tensor | None = None, outside: Literal["-inf", "mask"] = "-inf") -> TokenLogProbsOfSupport: ...
+def linear_tv(input: Tensor, linear_weight: Tensor, target: Tensor | None = None, target_weight: Tensor | None = None,
+    *, linear_bias: Tensor | None = None, target_bias: Tensor | None = None, mask: Tensor | None = None,
     weight: Tensor | None = None, reduction: Literal["none", "mean", "sum"] = "mean",
     denominator: Tensor | float | None = None, empty: Literal["zero", "nan", "raise"] = "zero",
-    temperature: float = 1.0, logits_dtype: torch.dtype | None = None) -> Tensor: ...
+    temperature: float = 1.0, logits_dtype: torch.dtype | None = None, target_values: Tensor | None = None,
+    target_indices: Tensor | None = None, tail: Literal["bucket", "renormalize"] = "bucket",
+    support: Tensor | Sequence[Tensor] | None = None, support_threshold: Tensor | None = None) -> Tensor: ...
 def log1mexp(input: Tensor) -> Tensor: ...
 def log_cosh_loss(input: Tensor, target: Tensor, *, mask: Tensor | None = None, weight: Tensor | None = None,
     reduction: Literal["none", "mean", "sum"] = "mean", denominator: Tensor | float | None = None,
@@ -210,7 +232,9 @@ def quantile_loss(input: Tensor, target: Tensor, *, mask: Tensor | None = None, 
 def reverse_kl_div_with_logits(input: Tensor, target: Tensor | None = None, *, mask: Tensor | None = None,
     weight: Tensor | None = None, reduction: Literal["none", "mean", "sum"] = "mean",
     denominator: Tensor | float | None = None, empty: Literal["zero", "nan", "raise"] = "zero",
-    temperature: float = 1.0, target_values: Tensor | None = None, target_indices: Tensor | None = None) -> Tensor: ...
+    temperature: float = 1.0, target_values: Tensor | None = None, target_indices: Tensor | None = None,
+    tail: Literal["bucket", "renormalize"] = "bucket", support: Tensor | Sequence[Tensor] | None = None,
+    support_threshold: Tensor | None = None) -> Tensor: ...
 def safe_acos(input: Tensor) -> Tensor: ...
 def safe_acosh(input: Tensor) -> Tensor: ...
 def safe_asin(input: Tensor) -> Tensor: ...
@@ -271,15 +295,16 @@ def supervised_contrastive_loss(features: Tensor, labels: Tensor, *, temperature
 @overload
 def token_log_probs(logits: Tensor, target: Tensor, *, mask: Tensor | None = None, ignore_index: int = -100,
     temperature: float = 1.0, softcap: float | None = None, with_argmax: Literal[False] = False, support: None = None,
-    outside: Literal["-inf", "mask"] = "-inf") -> TokenLogProbs: ...
+    support_threshold: Tensor | None = None, outside: Literal["-inf", "mask"] = "-inf") -> TokenLogProbs: ...
 @overload
 def token_log_probs(logits: Tensor, target: Tensor, *, mask: Tensor | None = None, ignore_index: int = -100,
     temperature: float = 1.0, softcap: float | None = None, with_argmax: Literal[True], support: None = None,
-    outside: Literal["-inf", "mask"] = "-inf") -> TokenLogProbsAndArgmax: ...
+    support_threshold: Tensor | None = None, outside: Literal["-inf", "mask"] = "-inf") -> TokenLogProbsAndArgmax: ...
 @overload
 def token_log_probs(logits: Tensor, target: Tensor, *, mask: Tensor | None = None, ignore_index: int = -100,
     temperature: float = 1.0, softcap: float | None = None, with_argmax: Literal[False] = False,
-    support: Tensor | Sequence[Tensor], outside: Literal["-inf", "mask"] = "-inf") -> TokenLogProbsOfSupport: ...
+    support: Tensor | Sequence[Tensor], support_threshold: Tensor | None = None,
+    outside: Literal["-inf", "mask"] = "-inf") -> TokenLogProbsOfSupport: ...
 def total_variation(input: Tensor, *, mask: Tensor | None = None, reduction: Literal["none", "mean", "sum"] = "mean",
     empty: Literal["zero", "nan", "raise"] = "zero") -> Tensor: ...
 def triplet_margin_loss(anchor: Tensor, positive: Tensor, negative: Tensor, margin: float = 1.0, p: float = 2.0,
@@ -293,7 +318,9 @@ def triplet_margin_with_distance_loss(anchor: Tensor, positive: Tensor, negative
 def tv_with_logits(input: Tensor, target: Tensor | None = None, *, mask: Tensor | None = None,
     weight: Tensor | None = None, reduction: Literal["none", "mean", "sum"] = "mean",
     denominator: Tensor | float | None = None, empty: Literal["zero", "nan", "raise"] = "zero",
-    temperature: float = 1.0, target_values: Tensor | None = None, target_indices: Tensor | None = None) -> Tensor: ...
+    temperature: float = 1.0, target_values: Tensor | None = None, target_indices: Tensor | None = None,
+    tail: Literal["bucket", "renormalize"] = "bucket", support: Tensor | Sequence[Tensor] | None = None,
+    support_threshold: Tensor | None = None) -> Tensor: ...
 def tversky_loss(input: Tensor, target: Tensor, *, mask: Tensor | None = None, weight: Tensor | None = None,
     reduction: Literal["none", "mean", "sum"] = "mean", denominator: Tensor | float | None = None,
     empty: Literal["zero", "nan", "raise"] = "zero", squared_pred: bool = False, smooth_nr: float = 1e-05,

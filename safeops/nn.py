@@ -15,7 +15,8 @@ from safeops.head.module import HeadLoss as HeadLoss
 # optional tensors: the call takes them, unless a record names them as buffers of the module
 TENSORS = (
     *("target", "negative_keys", "linear_bias", "mask", "weight", "row_weight", "denominator"),
-    *("target_values", "target_indices", "target_weight", "target_bias"),
+    *("target_values", "target_indices", "target_weight", "target_bias", "support"),
+    "support_threshold",
 )
 
 

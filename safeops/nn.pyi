@@ -6,6 +6,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 from safeops.head.module import HeadLoss as HeadLoss
+from safeops.ops.classification.cross_entropy import CrossEntropyOfSupport
 
 class BCELoss(torch.nn.Module):
     def __init__(self, *, reduction: Literal["none", "mean", "sum"] = "mean",
@@ -51,12 +52,24 @@ class CosineEmbeddingLoss(torch.nn.Module):
 class CrossEntropyLoss(torch.nn.Module):
     def __init__(self, *, reduction: Literal["none", "mean", "sum"] = "mean",
         empty: Literal["zero", "nan", "raise"] = "zero", weight: Tensor | None = None, ignore_index: int = -100,
-        label_smoothing: float = 0.0, z_loss: float = 0.0, temperature: float = 1.0,
-        softcap: float | None = None) -> None: ...
+        label_smoothing: float = 0.0, z_loss: float = 0.0, temperature: float = 1.0, softcap: float | None = None,
+        outside: Literal["-inf", "mask"] = "-inf") -> None: ...
+    @overload
     def forward(self, input: Tensor, target: Tensor, *, mask: Tensor | None = None, row_weight: Tensor | None = None,
-        denominator: Tensor | float | None = None) -> Tensor: ...
+        denominator: Tensor | float | None = None, support: None = None,
+        support_threshold: Tensor | None = None) -> Tensor: ...
+    @overload
+    def forward(self, input: Tensor, target: Tensor, *, mask: Tensor | None = None, row_weight: Tensor | None = None,
+        denominator: Tensor | float | None = None, support: Tensor | Sequence[Tensor],
+        support_threshold: Tensor | None = None) -> CrossEntropyOfSupport: ...
+    @overload
     def __call__(self, input: Tensor, target: Tensor, *, mask: Tensor | None = None, row_weight: Tensor | None = None,
-        denominator: Tensor | float | None = None) -> Tensor: ...
+        denominator: Tensor | float | None = None, support: None = None,
+        support_threshold: Tensor | None = None) -> Tensor: ...
+    @overload
+    def __call__(self, input: Tensor, target: Tensor, *, mask: Tensor | None = None, row_weight: Tensor | None = None,
+        denominator: Tensor | float | None = None, support: Tensor | Sequence[Tensor],
+        support_threshold: Tensor | None = None) -> CrossEntropyOfSupport: ...
 
 class DiceLoss(torch.nn.Module):
     def __init__(self, *, reduction: Literal["none", "mean", "sum"] = "mean",
@@ -131,13 +144,16 @@ class JSDivLoss(torch.nn.Module):
 
 class JSDivWithLogitsLoss(torch.nn.Module):
     def __init__(self, *, reduction: Literal["none", "mean", "sum"] = "mean",
-        empty: Literal["zero", "nan", "raise"] = "zero", temperature: float = 1.0, beta: float = 0.5) -> None: ...
+        empty: Literal["zero", "nan", "raise"] = "zero", temperature: float = 1.0, beta: float = 0.5,
+        tail: Literal["bucket", "renormalize"] = "bucket") -> None: ...
     def forward(self, input: Tensor, target: Tensor | None = None, *, mask: Tensor | None = None,
         weight: Tensor | None = None, denominator: Tensor | float | None = None, target_values: Tensor | None = None,
-        target_indices: Tensor | None = None) -> Tensor: ...
+        target_indices: Tensor | None = None, support: Tensor | Sequence[Tensor] | None = None,
+        support_threshold: Tensor | None = None) -> Tensor: ...
     def __call__(self, input: Tensor, target: Tensor | None = None, *, mask: Tensor | None = None,
         weight: Tensor | None = None, denominator: Tensor | float | None = None, target_values: Tensor | None = None,
-        target_indices: Tensor | None = None) -> Tensor: ...
+        target_indices: Tensor | None = None, support: Tensor | Sequence[Tensor] | None = None,
+        support_threshold: Tensor | None = None) -> Tensor: ...
 
 class KLDivLoss(torch.nn.Module):
     def __init__(self, *, reduction: Literal["none", "mean", "sum", "batchmean"] = "mean",
@@ -149,13 +165,16 @@ class KLDivLoss(torch.nn.Module):
 
 class KLDivWithLogitsLoss(torch.nn.Module):
     def __init__(self, *, reduction: Literal["none", "mean", "sum"] = "mean",
-        empty: Literal["zero", "nan", "raise"] = "zero", temperature: float = 1.0) -> None: ...
+        empty: Literal["zero", "nan", "raise"] = "zero", temperature: float = 1.0,
+        tail: Literal["bucket", "renormalize"] = "bucket") -> None: ...
     def forward(self, input: Tensor, target: Tensor | None = None, *, mask: Tensor | None = None,
         weight: Tensor | None = None, denominator: Tensor | float | None = None, target_values: Tensor | None = None,
-        target_indices: Tensor | None = None) -> Tensor: ...
+        target_indices: Tensor | None = None, support: Tensor | Sequence[Tensor] | None = None,
+        support_threshold: Tensor | None = None) -> Tensor: ...
     def __call__(self, input: Tensor, target: Tensor | None = None, *, mask: Tensor | None = None,
         weight: Tensor | None = None, denominator: Tensor | float | None = None, target_values: Tensor | None = None,
-        target_indices: Tensor | None = None) -> Tensor: ...
+        target_indices: Tensor | None = None, support: Tensor | Sequence[Tensor] | None = None,
+        support_threshold: Tensor | None = None) -> Tensor: ...
 
 class L1Loss(torch.nn.Module):
     def __init__(self, *, reduction: Literal["none", "mean", "sum"] = "mean",
@@ -180,46 +199,62 @@ class LinearCrossEntropyLoss(torch.nn.Module):
 class LinearJSDivLoss(torch.nn.Module):
     def __init__(self, *, reduction: Literal["none", "mean", "sum"] = "mean",
         empty: Literal["zero", "nan", "raise"] = "zero", temperature: float = 1.0, beta: float = 0.5,
-        logits_dtype: torch.dtype | None = None) -> None: ...
-    def forward(self, input: Tensor, linear_weight: Tensor, target: Tensor, target_weight: Tensor | None, *,
-        linear_bias: Tensor | None = None, target_bias: Tensor | None = None, mask: Tensor | None = None,
-        weight: Tensor | None = None, denominator: Tensor | float | None = None) -> Tensor: ...
-    def __call__(self, input: Tensor, linear_weight: Tensor, target: Tensor, target_weight: Tensor | None, *,
-        linear_bias: Tensor | None = None, target_bias: Tensor | None = None, mask: Tensor | None = None,
-        weight: Tensor | None = None, denominator: Tensor | float | None = None) -> Tensor: ...
+        logits_dtype: torch.dtype | None = None, tail: Literal["bucket", "renormalize"] = "bucket") -> None: ...
+    def forward(self, input: Tensor, linear_weight: Tensor, target: Tensor | None = None,
+        target_weight: Tensor | None = None, *, linear_bias: Tensor | None = None, target_bias: Tensor | None = None,
+        mask: Tensor | None = None, weight: Tensor | None = None, denominator: Tensor | float | None = None,
+        target_values: Tensor | None = None, target_indices: Tensor | None = None,
+        support: Tensor | Sequence[Tensor] | None = None, support_threshold: Tensor | None = None) -> Tensor: ...
+    def __call__(self, input: Tensor, linear_weight: Tensor, target: Tensor | None = None,
+        target_weight: Tensor | None = None, *, linear_bias: Tensor | None = None, target_bias: Tensor | None = None,
+        mask: Tensor | None = None, weight: Tensor | None = None, denominator: Tensor | float | None = None,
+        target_values: Tensor | None = None, target_indices: Tensor | None = None,
+        support: Tensor | Sequence[Tensor] | None = None, support_threshold: Tensor | None = None) -> Tensor: ...
 
 class LinearKLDivLoss(torch.nn.Module):
     def __init__(self, *, reduction: Literal["none", "mean", "sum"] = "mean",
         empty: Literal["zero", "nan", "raise"] = "zero", temperature: float = 1.0,
-        logits_dtype: torch.dtype | None = None) -> None: ...
-    def forward(self, input: Tensor, linear_weight: Tensor, target: Tensor, target_weight: Tensor | None, *,
-        linear_bias: Tensor | None = None, target_bias: Tensor | None = None, mask: Tensor | None = None,
-        weight: Tensor | None = None, denominator: Tensor | float | None = None) -> Tensor: ...
-    def __call__(self, input: Tensor, linear_weight: Tensor, target: Tensor, target_weight: Tensor | None, *,
-        linear_bias: Tensor | None = None, target_bias: Tensor | None = None, mask: Tensor | None = None,
-        weight: Tensor | None = None, denominator: Tensor | float | None = None) -> Tensor: ...
+        logits_dtype: torch.dtype | None = None, tail: Literal["bucket", "renormalize"] = "bucket") -> None: ...
+    def forward(self, input: Tensor, linear_weight: Tensor, target: Tensor | None = None,
+        target_weight: Tensor | None = None, *, linear_bias: Tensor | None = None, target_bias: Tensor | None = None,
+        mask: Tensor | None = None, weight: Tensor | None = None, denominator: Tensor | float | None = None,
+        target_values: Tensor | None = None, target_indices: Tensor | None = None,
+        support: Tensor | Sequence[Tensor] | None = None, support_threshold: Tensor | None = None) -> Tensor: ...
+    def __call__(self, input: Tensor, linear_weight: Tensor, target: Tensor | None = None,
+        target_weight: Tensor | None = None, *, linear_bias: Tensor | None = None, target_bias: Tensor | None = None,
+        mask: Tensor | None = None, weight: Tensor | None = None, denominator: Tensor | float | None = None,
+        target_values: Tensor | None = None, target_indices: Tensor | None = None,
+        support: Tensor | Sequence[Tensor] | None = None, support_threshold: Tensor | None = None) -> Tensor: ...
 
 class LinearReverseKLDivLoss(torch.nn.Module):
     def __init__(self, *, reduction: Literal["none", "mean", "sum"] = "mean",
         empty: Literal["zero", "nan", "raise"] = "zero", temperature: float = 1.0,
-        logits_dtype: torch.dtype | None = None) -> None: ...
-    def forward(self, input: Tensor, linear_weight: Tensor, target: Tensor, target_weight: Tensor | None, *,
-        linear_bias: Tensor | None = None, target_bias: Tensor | None = None, mask: Tensor | None = None,
-        weight: Tensor | None = None, denominator: Tensor | float | None = None) -> Tensor: ...
-    def __call__(self, input: Tensor, linear_weight: Tensor, target: Tensor, target_weight: Tensor | None, *,
-        linear_bias: Tensor | None = None, target_bias: Tensor | None = None, mask: Tensor | None = None,
-        weight: Tensor | None = None, denominator: Tensor | float | None = None) -> Tensor: ...
+        logits_dtype: torch.dtype | None = None, tail: Literal["bucket", "renormalize"] = "bucket") -> None: ...
+    def forward(self, input: Tensor, linear_weight: Tensor, target: Tensor | None = None,
+        target_weight: Tensor | None = None, *, linear_bias: Tensor | None = None, target_bias: Tensor | None = None,
+        mask: Tensor | None = None, weight: Tensor | None = None, denominator: Tensor | float | None = None,
+        target_values: Tensor | None = None, target_indices: Tensor | None = None,
+        support: Tensor | Sequence[Tensor] | None = None, support_threshold: Tensor | None = None) -> Tensor: ...
+    def __call__(self, input: Tensor, linear_weight: Tensor, target: Tensor | None = None,
+        target_weight: Tensor | None = None, *, linear_bias: Tensor | None = None, target_bias: Tensor | None = None,
+        mask: Tensor | None = None, weight: Tensor | None = None, denominator: Tensor | float | None = None,
+        target_values: Tensor | None = None, target_indices: Tensor | None = None,
+        support: Tensor | Sequence[Tensor] | None = None, support_threshold: Tensor | None = None) -> Tensor: ...
 
 class LinearTVLoss(torch.nn.Module):
     def __init__(self, *, reduction: Literal["none", "mean", "sum"] = "mean",
         empty: Literal["zero", "nan", "raise"] = "zero", temperature: float = 1.0,
-        logits_dtype: torch.dtype | None = None) -> None: ...
-    def forward(self, input: Tensor, linear_weight: Tensor, target: Tensor, target_weight: Tensor | None, *,
-        linear_bias: Tensor | None = None, target_bias: Tensor | None = None, mask: Tensor | None = None,
-        weight: Tensor | None = None, denominator: Tensor | float | None = None) -> Tensor: ...
-    def __call__(self, input: Tensor, linear_weight: Tensor, target: Tensor, target_weight: Tensor | None, *,
-        linear_bias: Tensor | None = None, target_bias: Tensor | None = None, mask: Tensor | None = None,
-        weight: Tensor | None = None, denominator: Tensor | float | None = None) -> Tensor: ...
+        logits_dtype: torch.dtype | None = None, tail: Literal["bucket", "renormalize"] = "bucket") -> None: ...
+    def forward(self, input: Tensor, linear_weight: Tensor, target: Tensor | None = None,
+        target_weight: Tensor | None = None, *, linear_bias: Tensor | None = None, target_bias: Tensor | None = None,
+        mask: Tensor | None = None, weight: Tensor | None = None, denominator: Tensor | float | None = None,
+        target_values: Tensor | None = None, target_indices: Tensor | None = None,
+        support: Tensor | Sequence[Tensor] | None = None, support_threshold: Tensor | None = None) -> Tensor: ...
+    def __call__(self, input: Tensor, linear_weight: Tensor, target: Tensor | None = None,
+        target_weight: Tensor | None = None, *, linear_bias: Tensor | None = None, target_bias: Tensor | None = None,
+        mask: Tensor | None = None, weight: Tensor | None = None, denominator: Tensor | float | None = None,
+        target_values: Tensor | None = None, target_indices: Tensor | None = None,
+        support: Tensor | Sequence[Tensor] | None = None, support_threshold: Tensor | None = None) -> Tensor: ...
 
 class LogCoshLoss(torch.nn.Module):
     def __init__(self, *, reduction: Literal["none", "mean", "sum"] = "mean",
@@ -298,13 +333,16 @@ class QuantileLoss(torch.nn.Module):
 
 class ReverseKLDivWithLogitsLoss(torch.nn.Module):
     def __init__(self, *, reduction: Literal["none", "mean", "sum"] = "mean",
-        empty: Literal["zero", "nan", "raise"] = "zero", temperature: float = 1.0) -> None: ...
+        empty: Literal["zero", "nan", "raise"] = "zero", temperature: float = 1.0,
+        tail: Literal["bucket", "renormalize"] = "bucket") -> None: ...
     def forward(self, input: Tensor, target: Tensor | None = None, *, mask: Tensor | None = None,
         weight: Tensor | None = None, denominator: Tensor | float | None = None, target_values: Tensor | None = None,
-        target_indices: Tensor | None = None) -> Tensor: ...
+        target_indices: Tensor | None = None, support: Tensor | Sequence[Tensor] | None = None,
+        support_threshold: Tensor | None = None) -> Tensor: ...
     def __call__(self, input: Tensor, target: Tensor | None = None, *, mask: Tensor | None = None,
         weight: Tensor | None = None, denominator: Tensor | float | None = None, target_values: Tensor | None = None,
-        target_indices: Tensor | None = None) -> Tensor: ...
+        target_indices: Tensor | None = None, support: Tensor | Sequence[Tensor] | None = None,
+        support_threshold: Tensor | None = None) -> Tensor: ...
 
 class SILogLoss(torch.nn.Module):
     def __init__(self, *, reduction: Literal["none", "mean", "sum"] = "mean",
@@ -376,13 +414,16 @@ class SupervisedContrastiveLoss(torch.nn.Module):
 
 class TVWithLogitsLoss(torch.nn.Module):
     def __init__(self, *, reduction: Literal["none", "mean", "sum"] = "mean",
-        empty: Literal["zero", "nan", "raise"] = "zero", temperature: float = 1.0) -> None: ...
+        empty: Literal["zero", "nan", "raise"] = "zero", temperature: float = 1.0,
+        tail: Literal["bucket", "renormalize"] = "bucket") -> None: ...
     def forward(self, input: Tensor, target: Tensor | None = None, *, mask: Tensor | None = None,
         weight: Tensor | None = None, denominator: Tensor | float | None = None, target_values: Tensor | None = None,
-        target_indices: Tensor | None = None) -> Tensor: ...
+        target_indices: Tensor | None = None, support: Tensor | Sequence[Tensor] | None = None,
+        support_threshold: Tensor | None = None) -> Tensor: ...
     def __call__(self, input: Tensor, target: Tensor | None = None, *, mask: Tensor | None = None,
         weight: Tensor | None = None, denominator: Tensor | float | None = None, target_values: Tensor | None = None,
-        target_indices: Tensor | None = None) -> Tensor: ...
+        target_indices: Tensor | None = None, support: Tensor | Sequence[Tensor] | None = None,
+        support_threshold: Tensor | None = None) -> Tensor: ...
 
 class TripletMarginLoss(torch.nn.Module):
     def __init__(self, *, reduction: Literal["none", "mean", "sum"] = "mean",

@@ -20,6 +20,7 @@ import safeops  # noqa: E402
 from safeops.core.check import EMPTY  # noqa: E402
 from safeops.core.loss_reduction import REDUCTION  # noqa: E402
 from safeops.core.op import registry  # noqa: E402
+from safeops.ops.classification._best_classes import TAILS  # noqa: E402
 from safeops.ops.classification._support import OUTSIDE  # noqa: E402
 from safeops.ops.images._ssim import PADDING  # noqa: E402
 from safeops.ops.linear.linear_cross_entropy import MEMORY  # noqa: E402
@@ -50,7 +51,7 @@ NAMED = {
 }
 # {argument: the strings that the checks accept}
 CHOICES = {"reduction": REDUCTION, "empty": EMPTY, "padding": PADDING, "kind": KINDS, "memory": MEMORY}
-CHOICES["outside"] = OUTSIDE
+CHOICES |= {"outside": OUTSIDE, "tail": TAILS}
 
 
 def literal(name: str, key: str) -> str:
@@ -112,6 +113,24 @@ def definition(call: str, indent: str = "") -> str:
     return textwrap.fill(text, 120, initial_indent=indent, subsequent_indent=f"{indent}    ").replace("\0", " ")
 
 
+def calls(name: str, function, method, called: str, indent: str = "") -> list[tuple[str, str]]:
+    """Returns (source text, import of its result or "") of each overload of an op. method: the function, or a method
+    with its parameters, which is `called` so."""
+    overloads, results = list({len(x.returns): x for x in schemas(name)}.values()) or [None], []
+    common = len(overloads[0].arguments) if overloads[0] else 0
+    for schema in overloads:
+        kind, source = result(function, schema)
+        required, fixed = set(), {}
+        for other in overloads[1:]:  # what tells an overload from the others: a flag, or an operand
+            (key, of), own = next((x.name, str(x.real_type)) for x in other.arguments[common:]), other is schema
+            required |= {key} if own else set()
+            if of == "bool" or not own:
+                fixed[key] = f"Literal[{own}]" if of == "bool" else "None"
+        call = f"{called}({parameters(name, method, required, **fixed)}) -> {kind}"
+        results.append((f"{indent}@overload\n" * bool(overloads[1:]) + definition(call, indent), source))
+    return results
+
+
 def functions() -> str:
     imports, defs = [], []
     for name in safeops.__all__:
@@ -121,34 +140,25 @@ def functions() -> str:
         elif function.__annotations__:
             imports.append(f"from {function.__module__} import {name} as {name}")
         else:
-            overloads = list({len(x.returns): x for x in schemas(name)}.values()) or [None]
-            common = len(overloads[0].arguments) if overloads[0] else 0
-            for schema in overloads:
-                kind, source = result(function, schema)
+            for call, source in calls(name, function, function, name):
                 imports += [source] if source else []
-                required, fixed = set(), {}
-                for other in overloads[1:]:  # what tells an overload from the others: a flag, or an operand
-                    (key, of), own = next((x.name, str(x.real_type)) for x in other.arguments[common:]), other is schema
-                    required |= {key} if own else set()
-                    if of == "bool" or not own:
-                        fixed[key] = f"Literal[{own}]" if of == "bool" else "None"
-                call = f"{name}({parameters(name, function, required, **fixed)}) -> {kind}"
-                defs.append("@overload\n" * bool(overloads[1:]) + definition(call))
+                defs.append(call)
     head = HEAD.format(module="safeops")
     return "\n".join([head, *sorted(set(imports)), "", "__version__: str", "", *defs, ""])
 
 
 def modules() -> str:
-    imports = "from safeops.head.module import HeadLoss as HeadLoss\n"
-    lines = [HEAD.format(module="safeops.nn") + imports]
+    imports, lines = {"from safeops.head.module import HeadLoss as HeadLoss"}, []
     for op in sorted(filter(lambda op: op.module, registry.values()), key=lambda op: op.module):
         module = getattr(safeops.nn, op.module)
         lines.append(f"class {op.module}(torch.nn.Module):")
         lines.append(definition(f"__init__({parameters(op.name, module.__init__)}) -> None", "    "))
         for method in ("forward", "__call__"):
-            lines.append(definition(f"{method}({parameters(op.name, module.forward)}) -> Tensor", "    "))
+            for text, source in calls(op.name, op.public_function, module.forward, method, "    "):
+                imports |= {source} - {""}
+                lines.append(text)
         lines.append("")
-    return "\n".join(lines)
+    return "\n".join([HEAD.format(module="safeops.nn") + "\n".join(sorted(imports)) + "\n", *lines])
 
 
 def texts() -> dict[Path, str]:

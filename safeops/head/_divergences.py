@@ -91,8 +91,8 @@ class Divergence(Loss):
                 raise ValueError(f"{NAME}: target_head must return logits {check.shown(logits)}, got {what}")
         elif weight is not None:
             target = linear(target, weight, bias)
-        options = exists, None, "none", None, "zero", self.temperature, (*best, self.tail), self.beta, self.swap
-        return (divergence(NAME, self.op, logits, target, *options),)
+        best, options = (*best, self.tail), (exists, None, "none", None, "zero", self.temperature)
+        return (divergence(NAME, self.op, logits, target, *options, best, (None, None), self.beta, self.swap),)
 
     def is_linear(self):
         return super().is_linear(self.weight, self.denominator)

@@ -1,5 +1,7 @@
 """cross_entropy: the negative log probability of each row's class, or of its class probabilities."""
 
+from typing import NamedTuple
+
 import torch
 
 from safeops.core import check
@@ -7,7 +9,9 @@ from safeops.core.dtypes import FLOATING, LARGEST, compute_dtype, wide_on_cpu
 from safeops.core.foreign import refuse
 from safeops.core.library import declare_raw
 from safeops.core.loss_reduction import reduce, validate_options
-from safeops.core.symbolic import symbolic
+from safeops.core.private_torch import saved_by_name
+from safeops.core.symbolic import as_operand, symbolic
+from safeops.ops.classification import _entries, _support
 from safeops.ops.classification._classification import (
     ARGUMENTS,
     INDICES,
@@ -26,7 +30,15 @@ from safeops.ops.classification._classification import (
 )
 from safeops.ops.classification._logits import as_floats, is_zero, shaped, slope_of_shape, validate_logits
 
+NAME = "cross_entropy"
 BLOCK = 2**22  # _composite_overwrite computes this many elements of the gradient at a time, in a temporary
+
+
+@saved_by_name
+class CrossEntropyOfSupport(NamedTuple):
+    loss: torch.Tensor
+    outside: torch.Tensor
+
 
 # ---- definition
 
@@ -335,13 +347,15 @@ class CrossEntropy(Classification):
         *arguments, temperature, softcap = operands
         self.validate(*arguments, temperature, softcap or None)
 
-    def validate_options(self, name, reduction, empty, ignore_index, label_smoothing, z_loss, *shape_of_logits):
+    def validate_options(
+        self, name, reduction, empty, ignore_index, label_smoothing, z_loss, temperature, softcap, outside="-inf"
+    ):
         """Check the options of a module's constructor."""
         validate_options(name, reduction, empty)
         validate_index(name, ignore_index)
         validate_numbers(name, label_smoothing, z_loss)
-        if shape_of_logits:
-            validate_logits(name, *shape_of_logits)
+        validate_logits(name, temperature, softcap)
+        check.choice(name, "outside", outside, _support.OUTSIDE)
 
     def gradients_of(self, backward, upstream, needs, operands, row_stats):
         input, target, *options = operands
@@ -356,15 +370,35 @@ _cross_entropy.example = "torch.tensor([[2.0, 0.0], [0.0, 3.0]]), torch.tensor([
 # ---- public function
 
 
-@_cross_entropy.public(
+OUTSIDE = """\
+        outside: for a kept row whose target is not in its support: "-inf": its log probability, so that its loss is
+            inf (its gradient is that of the logsumexp); "mask": it is masked out, and no mean counts it.
+"""
+NONE = '(N, d1, ...) for "none".\n'
+RETURNS = """\
+        With `support` a named tuple (loss, outside); outside: how many kept rows have a target that is not in their
+        support, an int64 number on the device.
+"""
+
+_PUBLIC = (
     '(Tensor input, Tensor target, Tensor? weight=None, *, Tensor? mask=None, str reduction="mean", '
     "int ignore_index=-100, float label_smoothing=0.0, float z_loss=0.0, Tensor? row_weight=None, "
-    'float temperature=1.0, float? softcap=None, Tensor? denominator=None, str empty="zero") -> Tensor',
-    arguments=ARGUMENTS,
+    'float temperature=1.0, float? softcap=None, Tensor? denominator=None, str empty="zero"{}) -> {}'
+)
+
+
+@_cross_entropy.public(
+    _PUBLIC.format("", "Tensor"),
+    ".support"
+    + _PUBLIC.format(
+        ', Tensor[] support, Tensor? support_threshold=None, str outside="-inf"', "(Tensor loss, Tensor outside)"
+    ),
+    arguments=_support.SUPPORT + OUTSIDE + ARGUMENTS.replace(NONE, NONE + RETURNS),
 )
 def cross_entropy(
     input, target, weight=None, *extra, mask=None, reduction="mean", ignore_index=-100, label_smoothing=0.0, z_loss=0.0,
-    row_weight=None, temperature=1.0, softcap=None, denominator=None, empty="zero", **unknown,
+    row_weight=None, temperature=1.0, softcap=None, denominator=None, empty="zero", support=None,
+    support_threshold=None, outside="-inf", **unknown,
 ):  # fmt: skip
     """-log p_y of each row, with p = softmax(input) and y its class `target`; the mean over the kept rows.
 
@@ -387,6 +421,10 @@ def cross_entropy(
     it is the row's own class, the loss is inf. If the row's own logit alone is +inf, loss and gradient are 0. Every
     other inf or NaN in a kept row gives NaN.
 
+    With a `support` the loss is over its classes alone: smoothing is over them, and the z-loss is of their logsumexp. A
+    bool one, or a threshold, costs a copy of the logits, with -inf at other classes, and a byte for each. In CSR form
+    only the logits of its classes are read, by torch ops, with some numbers for each of them.
+
     Args:
         input: (N, C), (C,) or (N, C, d1, ...) floating tensor of logits.
         target: class indices in [0, C), int64, int32 or uint8, of shape (N,), () or (N, d1, ...); or class
@@ -408,10 +446,13 @@ def cross_entropy(
     """
     if extra or unknown:
         refuse(cross_entropy, extra, unknown)
-    validate_reduction("cross_entropy", input, reduction, denominator, empty)
+    validate_reduction(NAME, input, reduction, denominator, empty)
     if row_weight is not None:
-        mask = without_weight_0("cross_entropy", row_weight, mask, input)
+        mask = without_weight_0(NAME, row_weight, mask, input)
     operands = input, target, weight, mask, ignore_index, label_smoothing, z_loss, temperature, softcap
+    if support is not None or support_threshold is not None or outside != "-inf":
+        support = support, support_threshold
+        return _of_support(operands, row_weight, reduction, denominator, empty, support, outside)
     own_mean = weight is not None and reduction == "mean" and denominator is None
     if own_mean and (symbolic(z_loss) or z_loss != 0):
         _cross_entropy.validate(*operands)
@@ -423,7 +464,52 @@ def cross_entropy(
         return reduced.call(*operands, reduction == "mean", empty == "nan")
     loss, keep, weights = _cross_entropy.call(*operands)
     per_row = None if weight is None or target.is_floating_point() else weights
+    return _reduced(loss, keep, per_row, row_weight, reduction, denominator, empty)
+
+
+def _reduced(loss, keep, weights, row_weight, *options):
     if row_weight is None:
-        return reduce("cross_entropy", loss, keep, per_row, reduction, denominator, empty)
-    products, per_row = weighed(loss, keep, per_row, row_weight)
-    return reduce("cross_entropy", products, keep, per_row, reduction, denominator, empty).to(loss.dtype)
+        return reduce(NAME, loss, keep, weights, *options)
+    products, weights = weighed(loss, keep, weights, row_weight)
+    return reduce(NAME, products, keep, weights, *options).to(loss.dtype)
+
+
+def _of_support(operands, row_weight, reduction, denominator, empty, support, outside):
+    """cross_entropy over the classes of a support, and how many kept rows have another class."""
+    _cross_entropy.validate(*operands)
+    input, target, weight, mask, ignore_index, label_smoothing, z_loss, temperature, softcap = operands
+    dim, classes = class_dim(input), input.shape[class_dim(input)]
+    if target.is_floating_point():
+        raise TypeError(f"{NAME}: support needs a target of class indices, got {target.dtype} (probabilities)")
+    support = _support.validate(NAME, *support, input.shape, dim, input=input)
+    _support.validate_outside(NAME, support, outside)
+    if outside == "-inf" and not symbolic(label_smoothing) and label_smoothing == 1:  # 0 times the inf of such a row
+        raise ValueError(f'{NAME}: label_smoothing must be below 1 with support and outside="-inf", got 1')
+    if weight is not None:  # (a row whose class has weight 0 is masked out: it does not count as outside)
+        _, mask, _ = rows_of(classes, target, weight, mask, ignore_index, compute_dtype(weight.dtype))
+    options = reduction, denominator, empty
+    if not isinstance(support, tuple):
+        mask, count = _support.of_rows(NAME, support, outside, target, mask, ignore_index, dim)
+        loss = cross_entropy(
+            _support.restrict(input, support), target, weight, mask=mask, reduction=reduction,
+            ignore_index=ignore_index, label_smoothing=label_smoothing, z_loss=z_loss, row_weight=row_weight,
+            temperature=temperature, softcap=softcap, denominator=denominator, empty=empty,
+        )  # fmt: skip
+        return CrossEntropyOfSupport(loss, count)
+    keep, index = _support.kept_rows(target, mask, ignore_index, classes)
+    entries = _entries.Entries(NAME, support, keep, classes)
+    inside, keep = entries.own(index)[1], entries.keep
+    count, keep = (keep & ~inside).sum(), (keep & inside if outside == "mask" else keep).reshape(target.shape)
+    if weight is not None and (symbolic(z_loss) or z_loss != 0) and options[:2] == ("mean", None):
+        weight = normalized_weight(weight, input, dim, target, keep, ignore_index, row_weight)
+    dtype = compute_dtype(input.dtype)
+    compute = dtype if weight is None else compute_dtype(dtype, weight.dtype)
+    weight = None if weight is None else weight.to(compute)
+    _, keep, weights = rows_of(classes, target, weight, keep, ignore_index, compute)
+    temperature, softcap, label_smoothing, z_loss = (
+        as_operand(x, input) for x in (temperature, softcap or 0.0, label_smoothing, z_loss)
+    )
+    x = shaped(wide_on_cpu(entries.gather(input.movedim(dim, -1)).to(compute)), temperature, softcap)
+    loss = _entries.losses(entries, x, index, weights, weight, label_smoothing, z_loss)
+    loss = torch.where(keep, loss.reshape(keep.shape), 0).to(dtype)
+    return CrossEntropyOfSupport(_reduced(loss, keep, weights, row_weight, *options), count)

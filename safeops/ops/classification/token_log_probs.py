@@ -11,7 +11,7 @@ from safeops.core.library import declare_raw
 from safeops.core.op import Op
 from safeops.core.private_torch import saved_by_name
 from safeops.core.symbolic import as_operand
-from safeops.ops.classification import _support
+from safeops.ops.classification import _entries, _support
 from safeops.ops.classification._classification import (
     INDICES,
     class_dim,
@@ -245,12 +245,13 @@ _PUBLIC = (
 @_token_log_probs.public(
     _PUBLIC.format("", ""),
     ".with_argmax" + _PUBLIC.format(", bool with_argmax", ", Tensor argmax, Tensor correct"),
-    ".support" + _PUBLIC.format(', Tensor[] support, str outside="-inf"', ", Tensor outside"),
+    ".support"
+    + _PUBLIC.format(', Tensor[] support, Tensor? support_threshold=None, str outside="-inf"', ", Tensor outside"),
     arguments=_support.ARGUMENTS,
 )
 def token_log_probs(
     logits, target, *extra, mask=None, ignore_index=-100, temperature=1.0, softcap=None, with_argmax=False,
-    support=None, outside="-inf", **unknown,
+    support=None, support_threshold=None, outside="-inf", **unknown,
 ):  # fmt: skip
     """log softmax(logits) at the class `target`, the entropy and the logsumexp of each row of logits.
 
@@ -301,7 +302,8 @@ def token_log_probs(
     """
     if extra or unknown:
         refuse(token_log_probs, extra, unknown)
-    if support is not None or outside != "-inf":
+    if support is not None or support_threshold is not None or outside != "-inf":
+        support = support, support_threshold
         return _of_support(logits, target, mask, ignore_index, temperature, softcap, support, outside, with_argmax)
     arguments = logits, target, mask, ignore_index, temperature, softcap
     if with_argmax is False:
@@ -313,11 +315,14 @@ def token_log_probs(
 
 def _of_support(logits, target, mask, ignore_index, temperature, softcap, support, outside, with_argmax):
     _token_log_probs.validate(logits, target, mask, ignore_index, temperature, softcap)
-    rows_and_classes = target.shape, logits.shape[-1]
-    support = _support.validate(NAME, support, outside, with_argmax, *rows_and_classes, logits=logits)
+    support = _support.validate(NAME, *support, logits.shape, logits=logits)
+    _support.validate_outside(NAME, support, outside)
+    if with_argmax:
+        raise TypeError(f"{NAME}: with_argmax does not go with support")
     if isinstance(support, tuple):
         shape = as_operand(temperature, logits), as_operand(softcap or 0.0, logits)
-        rows, count = _support.of_logits(NAME, support, outside, logits, target, mask, ignore_index, *shape)
+        options = logits.shape[-1], target, mask, ignore_index, *shape
+        rows, count = _entries.log_probs(NAME, support, outside, lambda entries: entries.gather(logits), *options)
     else:
         keep, count = _support.of_rows(NAME, support, outside, target, mask, ignore_index)
         rows = _token_log_probs.call(

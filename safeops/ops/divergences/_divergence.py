@@ -13,6 +13,8 @@ from safeops.core.library import declare_raw, only
 from safeops.core.op import Op
 from safeops.core.symbolic import as_float, symbolic
 from safeops.ops.classification import _best_classes
+from safeops.ops.classification._support import SUPPORT, restrict
+from safeops.ops.divergences import _support
 
 INF = float("inf")
 ROW_STATS = 6  # numbers that forward saves per row, for backward: see _row_stats
@@ -169,7 +171,7 @@ class Divergence(Op):
     sums = None  # the raw op that runs `_sums`; None for kl, whose sums need no second read of the operands
 
     def __init__(self, name, module, terms):
-        self.module = module
+        self.module, self.terms = module, terms
         definition = _rows(terms)
 
         def composite(input, target, keep=None, temperature=1.0, beta=0.5):
@@ -222,11 +224,13 @@ class Divergence(Op):
 
 
 def divergence(
-    name, op, input, target, mask, weight, reduction, denominator, empty, temperature, best, beta=0.5, swap=False
-):
+    name, op, input, target, mask, weight, reduction, denominator, empty, temperature, best, restriction, beta=0.5,
+    swap=False,
+):  # fmt: skip
     """Validate the arguments, compute the divergences of the rows with `op`, and reduce them.
 
-    best: (target_values, target_indices, tail). swap: exchange input and target."""
+    best: (target_values, target_indices, tail). restriction: (support, support_threshold). swap: exchange input and
+    target."""
     values, indices, tail = best
     _best_classes.validate_form(name, target, *best)
     operands = {"input": input} if target is None else {"input": input, "target": target}
@@ -236,14 +240,24 @@ def divergence(
         operands |= {"target_values": values, "target_indices": indices}
     validate(name, rows, mask, weight, reduction, denominator, empty, **operands)
     validate_options(name, reduction, empty, temperature, beta)
-    keep, temperature = kept(mask, weight), as_float(temperature)
+    keep, temperature, beta = kept(mask, weight), as_float(temperature), as_float(beta)
+    support = _support.validate(name, restriction, input.shape, input=input, target=target)
+    if isinstance(support, tuple):
+        entries = _support.entries_of(name, support, keep, rows, input.shape[-1])
+        pair = (target, input) if swap else (input, target)
+        loss = _support.of_entries(op.terms, entries, *map(entries.gather, pair), temperature, beta)
+        keep = entries.keep.reshape(rows)
+        return finish(name, loss.reshape(rows), keep, weight, reduction, denominator, empty)
+    if support is not None:
+        keep = _support.with_classes(name, support, keep, rows)
+        input, target = restrict(input, support), restrict(target, support)
     exists = None if keep is None else keep.expand(rows).contiguous()
     if target is None:
         _best_classes.refuse_missing(name, indices, exists, input.shape[-1], "input", input.shape)
         input, target = _best_classes.distributions(input, values, indices, exists, temperature, tail)
         temperature = 1.0
     pair = (target, input) if swap else (input, target)
-    loss = op.call(*pair, exists, temperature, as_float(beta))
+    loss = op.call(*pair, exists, temperature, beta)
     return finish(name, loss, keep, weight, reduction, denominator, empty)
 
 
@@ -253,6 +267,7 @@ ARGUMENTS = (
             size of the gradients.)
 """
     + _best_classes.ARGUMENTS
+    + SUPPORT
     + ROW_ARGUMENTS
     + """
     Raises:

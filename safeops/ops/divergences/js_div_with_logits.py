@@ -9,12 +9,14 @@ _js_div_with_logits = Divergence("js_div_with_logits", "JSDivWithLogitsLoss", js
 @_js_div_with_logits.public(
     '(Tensor input, Tensor? target=None, *, Tensor? mask=None, Tensor? weight=None, str reduction="mean", '
     'Tensor? denominator=None, str empty="zero", float temperature=1.0, float beta=0.5, Tensor? target_values=None, '
-    'Tensor? target_indices=None, str tail="bucket") -> Tensor',
+    'Tensor? target_indices=None, str tail="bucket", Tensor[]? support=None, '
+    "Tensor? support_threshold=None) -> Tensor",
     arguments=ARGUMENTS,
 )
 def js_div_with_logits(
     input, target=None, *extra, mask=None, weight=None, reduction="mean", denominator=None, empty="zero",
-    temperature=1.0, beta=0.5, target_values=None, target_indices=None, tail="bucket", **unknown,
+    temperature=1.0, beta=0.5, target_values=None, target_indices=None, tail="bucket", support=None,
+    support_threshold=None, **unknown,
 ):  # fmt: skip
     """beta KL(p | m) + (1 - beta) KL(q | m) with the mixture m = beta p + (1 - beta) q; the mean over the kept rows.
 
@@ -37,5 +39,6 @@ def js_div_with_logits(
     """
     if extra or unknown:
         refuse(js_div_with_logits, extra, unknown)
-    options = mask, weight, reduction, denominator, empty, temperature, (target_values, target_indices, tail)
+    best, restriction = (target_values, target_indices, tail), (support, support_threshold)
+    options = mask, weight, reduction, denominator, empty, temperature, best, restriction
     return divergence(_js_div_with_logits.name, _js_div_with_logits, input, target, *options, beta)

@@ -9,12 +9,14 @@ _kl_div_with_logits = Divergence("kl_div_with_logits", "KLDivWithLogitsLoss", kl
 @_kl_div_with_logits.public(
     '(Tensor input, Tensor? target=None, *, Tensor? mask=None, Tensor? weight=None, str reduction="mean", '
     'Tensor? denominator=None, str empty="zero", float temperature=1.0, Tensor? target_values=None, '
-    'Tensor? target_indices=None, str tail="bucket") -> Tensor',
+    'Tensor? target_indices=None, str tail="bucket", Tensor[]? support=None, '
+    "Tensor? support_threshold=None) -> Tensor",
     arguments=ARGUMENTS,
 )
 def kl_div_with_logits(
     input, target=None, *extra, mask=None, weight=None, reduction="mean", denominator=None, empty="zero",
-    temperature=1.0, target_values=None, target_indices=None, tail="bucket", **unknown,
+    temperature=1.0, target_values=None, target_indices=None, tail="bucket", support=None,
+    support_threshold=None, **unknown,
 ):  # fmt: skip
     """sum_c p_c log(p_c / q_c) with p = softmax(target / T), q = softmax(input / T); the mean over the kept rows.
 
@@ -40,5 +42,6 @@ def kl_div_with_logits(
     """
     if extra or unknown:
         refuse(kl_div_with_logits, extra, unknown)
-    options = mask, weight, reduction, denominator, empty, temperature, (target_values, target_indices, tail)
+    best, restriction = (target_values, target_indices, tail), (support, support_threshold)
+    options = mask, weight, reduction, denominator, empty, temperature, best, restriction
     return divergence(_kl_div_with_logits.name, _kl_div_with_logits, input, target, *options)

@@ -19,12 +19,14 @@ _reverse_kl_div_with_logits = Composed(
 @_reverse_kl_div_with_logits.public(
     '(Tensor input, Tensor? target=None, *, Tensor? mask=None, Tensor? weight=None, str reduction="mean", '
     'Tensor? denominator=None, str empty="zero", float temperature=1.0, Tensor? target_values=None, '
-    'Tensor? target_indices=None, str tail="bucket") -> Tensor',
+    'Tensor? target_indices=None, str tail="bucket", Tensor[]? support=None, '
+    "Tensor? support_threshold=None) -> Tensor",
     arguments=ARGUMENTS,
 )
 def reverse_kl_div_with_logits(
     input, target=None, *extra, mask=None, weight=None, reduction="mean", denominator=None, empty="zero",
-    temperature=1.0, target_values=None, target_indices=None, tail="bucket", **unknown,
+    temperature=1.0, target_values=None, target_indices=None, tail="bucket", support=None,
+    support_threshold=None, **unknown,
 ):  # fmt: skip
     """sum_c q_c log(q_c / p_c) with q = softmax(input / T), p = softmax(target / T); the mean over the kept rows.
 
@@ -44,5 +46,6 @@ def reverse_kl_div_with_logits(
     """
     if extra or unknown:
         refuse(reverse_kl_div_with_logits, extra, unknown)
-    options = mask, weight, reduction, denominator, empty, temperature, (target_values, target_indices, tail)
+    best, restriction = (target_values, target_indices, tail), (support, support_threshold)
+    options = mask, weight, reduction, denominator, empty, temperature, best, restriction
     return divergence(_reverse_kl_div_with_logits.name, _kl_div_with_logits, input, target, *options, swap=True)

@@ -12,6 +12,8 @@ from safeops.core.matmul import without_autocast
 from safeops.core.op import Op
 from safeops.core.symbolic import as_float
 from safeops.ops.classification import _best_classes
+from safeops.ops.classification._support import INF, SUPPORT
+from safeops.ops.divergences import _support
 from safeops.ops.divergences._divergence import ROW_STATS, validate_module, validate_options
 from safeops.ops.linear import _rows
 from safeops.ops.linear._best_classes import BestClasses
@@ -37,16 +39,27 @@ def _empty(input, target):
     return input.new_empty(rows, dtype=dtype), input.new_empty((ROW_STATS, rows), dtype=dtype)
 
 
-def _part(x, weight, bias, rows, classes, wide):
-    """The logits of a slice of rows and a slice of classes. If weight is None, x holds logits."""
+def _part(x, weight, bias, rows, classes, wide, support=None):
+    """The logits of a slice of rows and a slice of classes, -inf outside of the support. If weight is None, x holds
+    logits."""
     if weight is None:
-        return x[rows, classes]
-    return logits_of(x[rows], weight[classes], None if bias is None else bias[classes], wide=wide)
+        logits = x[rows, classes]
+        return logits if support is None else logits.masked_fill(~support[rows, classes], -INF)
+    logits = logits_of(x[rows], weight[classes], None if bias is None else bias[classes], wide=wide)
+    return logits if support is None else logits.masked_fill_(~support[rows, classes], -INF)
+
+
+def _split(keep):
+    """Returns (bool (N,) or None, bool (N, C) or None): the rows that are kept, and the support of each."""
+    if keep is None or keep.dim() == 1:
+        return keep, None
+    return keep.view(torch.uint8).amax(1) > 0 if keep.shape[1] else keep.any(1), keep
 
 
 class LinearDivergence(Op):
     """The record of a divergence of the logits of linear layers. Matrix products of N x D x C: in forward one per
-    layer; in backward the same again, and one each for the gradients of input and linear_weight.
+    layer; in backward the same again, and one each for the gradients of input and linear_weight. The operand keep is
+    (N,): the rows that are kept; or (N, C): the classes that exist for each row.
 
     The raw ops are Python code for every device: the definition would compute all logits at once.
     """
@@ -84,9 +97,11 @@ class LinearDivergence(Op):
         wide=False,
     ):  # fmt: skip
         """The divergence of each row. Logits are in fp32 here, also if not wide."""
-        compute = compute_dtype(input.dtype, target.dtype)
+        compute, (keep, support) = compute_dtype(input.dtype, target.dtype), _split(keep)
         layers = (input, linear_weight, linear_bias), (target, target_weight, target_bias)
         logits = [all_logits(*layer, keep, compute) for layer in layers]
+        if support is not None:
+            logits = [torch.where(support, x, -INF) for x in logits]
         return self.op.definition(*self._pair(*logits), keep, temperature, beta)
 
     def _compute(
@@ -102,11 +117,11 @@ class LinearDivergence(Op):
 
     def chunks(self, layer, teacher, keep, wide):
         """Yield (slice of the rows, both logits in the order of the divergence's op, the rows' keep or None)."""
-        everything = slice(None)
+        everything, (keep, support) = slice(None), _split(keep)
         size = max(1, _rows.rows_at_once(*layer[:2], wide=wide) // 2)
         with without_autocast(layer[0]):
             for part in blocks(len(layer[0]), size):
-                own, other = (_part(*x, part, everything, wide) for x in (layer, teacher))
+                own, other = (_part(*x, part, everything, wide, support) for x in (layer, teacher))
                 yield part, self._pair(own, other), None if keep is None else keep[part]
 
     def compute_backward(
@@ -115,7 +130,7 @@ class LinearDivergence(Op):
     ):  # fmt: skip
         """The backward in chunks of the classes. The divergence's backward op computes each chunk's slopes. finish: for
         `products`."""
-        compute, everything = compute_dtype(input.dtype, grad.dtype), slice(None)
+        compute, everything, (keep, support) = compute_dtype(input.dtype, grad.dtype), slice(None), _split(keep)
         keep = torch.ones_like(grad, dtype=torch.bool) if keep is None else keep
         x, grad = torch.where(keep.unsqueeze(1), input, 0), torch.where(keep, grad, 0)
         # a bound of each row's |slope|: a slope is p times (a logarithm minus its mean, row_stats[4] or row_stats[5])
@@ -124,7 +139,9 @@ class LinearDivergence(Op):
         grad = (grad if scale is None else grad * scale).to(compute)
 
         def slopes(logits, part):
-            other = _part(target, target_weight, target_bias, everything, part, wide)
+            other = _part(target, target_weight, target_bias, everything, part, wide, support)
+            if support is not None:
+                logits.masked_fill_(~support[:, part], -INF)
             needed = self._pair(True, False)
             both = self.op.backward(grad, *self._pair(logits, other), row_stats, keep, temperature, beta, *needed)
             return both[self.swap]
@@ -150,6 +167,17 @@ class LinearDivergence(Op):
         """The divergence of each row from a teacher given by its best classes."""
         pair = self.best.distributions(layer, values, indices, keep, temperature, wide, tail)
         return self.op.call(*self._pair(*pair), keep, 1.0, beta)
+
+    def of_entries(self, layer, teacher, entries, temperature, beta):
+        """The divergence of each row over the entries of a support: no other logit is computed."""
+
+        def logits(x, weight, bias):
+            if weight is None:
+                return entries.gather(x)
+            return self.best.entries.call(x, weight, entries.row, entries.classes, entries.exists, bias)
+
+        pair = self._pair(logits(*layer), logits(*teacher))
+        return _support.of_entries(self.op.terms, entries, *pair, temperature, beta)
 
 
 # ---- for the public functions
@@ -177,11 +205,11 @@ def _validate_teacher(name, input, classes, target, target_weight, target_bias):
 
 def linear_divergence(
     op, input, linear_weight, target, target_weight, linear_bias, target_bias, mask, weight, reduction, denominator,
-    empty, temperature, logits_dtype, best, beta=0.5,
+    empty, temperature, logits_dtype, best, restriction, beta=0.5,
 ):  # fmt: skip
     """Validate the arguments, compute the divergences of the rows with `op`, and reduce them.
 
-    best: (target_values, target_indices, tail)."""
+    best: (target_values, target_indices, tail). restriction: (support, support_threshold)."""
     name, (values, indices, tail) = op.name, best
     validate_layer(name, input, linear_weight, linear_bias)
     wide = wide_logits(name, logits_dtype, input, linear_weight, linear_bias)
@@ -203,17 +231,28 @@ def linear_divergence(
     validate_options(name, reduction, empty, temperature, beta)
     layer = in_one_dtype(input, linear_weight, linear_bias)
     keep, temperature, beta = kept(mask, weight), as_float(temperature), as_float(beta)
+    of = {"input": input, "linear_weight": linear_weight, "target": target, "target_weight": target_weight}
+    support = _support.validate(name, restriction, (*rows, classes), **of)
+    if isinstance(support, tuple):
+        entries = _support.entries_of(name, support, keep, rows, classes)
+        keep = entries.keep.reshape(rows)
+    elif support is not None:
+        keep = _support.with_classes(name, support, keep, rows)
     exists = None if keep is None else keep.expand(rows)
     of_rows = [layer[0], *((target,) if target is not None else (values, indices))]
     if check.mesh(input) is None:  # (a DTensor keeps its dims, any of which may be sharded)
         # (no product of the rows' sizes: it would bind the sizes that an exported program takes)
         of_rows = [x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0) for x in of_rows]
         exists = None if exists is None else exists.reshape(-1)
+    if isinstance(support, torch.Tensor):
+        exists = (support.flatten(0, -2) if support.dim() > 1 else support.unsqueeze(0)) & exists.unsqueeze(1)
     x, *teacher = of_rows
     layer = x, *layer[1:]
     if target is None:
         _best_classes.refuse_missing(name, teacher[1], exists, classes, "linear_weight", linear_weight.shape)
         loss = op.of_best(layer, *teacher, exists, temperature, beta, wide, tail)
+    elif isinstance(support, tuple):
+        loss = op.of_entries(layer, (*teacher, target_weight, target_bias), entries, temperature, beta)
     else:
         loss = op.call(*layer, *teacher, target_weight, target_bias, exists, temperature, beta, wide)
     return finish(name, loss.reshape(rows), keep, weight, reduction, denominator, empty)
@@ -230,6 +269,7 @@ ARGUMENTS = (
         temperature: divides the logits of both, above 0.
 """
     + _best_classes.ARGUMENTS
+    + SUPPORT
     + LOGITS_DTYPE.replace("half operands", "half operands, the teacher's too,")
     + ROW_ARGUMENTS
     + """

@@ -12,13 +12,13 @@ _linear_js_div = LinearDivergence("linear_js_div", "LinearJSDivLoss", _js_div_wi
     'Tensor? linear_bias=None, Tensor? target_bias=None, Tensor? mask=None, Tensor? weight=None, str reduction="mean", '
     'Tensor? denominator=None, str empty="zero", float temperature=1.0, float beta=0.5, '
     "ScalarType? logits_dtype=None, Tensor? target_values=None, Tensor? target_indices=None, "
-    'str tail="bucket") -> Tensor',
+    'str tail="bucket", Tensor[]? support=None, Tensor? support_threshold=None) -> Tensor',
     arguments=ARGUMENTS,
 )
 def linear_js_div(
     input, linear_weight, target=None, target_weight=None, *extra, linear_bias=None, target_bias=None, mask=None,
     weight=None, reduction="mean", denominator=None, empty="zero", temperature=1.0, beta=0.5, logits_dtype=None,
-    target_values=None, target_indices=None, tail="bucket", **unknown,
+    target_values=None, target_indices=None, tail="bucket", support=None, support_threshold=None, **unknown,
 ):  # fmt: skip
     """`js_div_with_logits` of the logits input @ linear_weight.T + linear_bias, computed in chunks.
 
@@ -45,8 +45,8 @@ def linear_js_div(
     """
     if extra or unknown:
         refuse(linear_js_div, extra, unknown)
-    best = target_values, target_indices, tail
-    options = mask, weight, reduction, denominator, empty, temperature, logits_dtype, best, beta
+    best, restriction = (target_values, target_indices, tail), (support, support_threshold)
+    options = mask, weight, reduction, denominator, empty, temperature, logits_dtype, best, restriction, beta
     return linear_divergence(
         _linear_js_div, input, linear_weight, target, target_weight, linear_bias, target_bias, *options
     )

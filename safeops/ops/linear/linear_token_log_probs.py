@@ -9,7 +9,7 @@ from safeops.core.library import declare_raw
 from safeops.core.matmul import matmul, without_autocast
 from safeops.core.op import Op
 from safeops.core.symbolic import as_operand
-from safeops.ops.classification import _support
+from safeops.ops.classification import _entries, _support
 from safeops.ops.classification._classification import class_dim, refuse_missing_class, rows_of, validate_index
 from safeops.ops.classification._logits import as_floats, validate_logits
 from safeops.ops.classification.token_log_probs import (
@@ -165,7 +165,7 @@ class LinearTokenLogProbs(Op):
         return self.backward(grad, input, linear_weight, target, results.row_stats, *rest, *needs)
 
 
-_entries = LinearEntries(NAME)  # (it has the function's name; `_linear_token_log_probs` stays in the registry)
+_linear_entries = LinearEntries(NAME)  # (it has the function's name; `_linear_token_log_probs` stays in the registry)
 _linear_token_log_probs = LinearTokenLogProbs()
 
 # ---- public function
@@ -180,12 +180,13 @@ _PUBLIC = (
 
 @_linear_token_log_probs.public(
     _PUBLIC.format("", ""),
-    ".support" + _PUBLIC.format(', Tensor[] support, str outside="-inf"', ", Tensor outside"),
+    ".support"
+    + _PUBLIC.format(', Tensor[] support, Tensor? support_threshold=None, str outside="-inf"', ", Tensor outside"),
     arguments=LOGITS_DTYPE + _support.ARGUMENTS,
 )
 def linear_token_log_probs(
     input, linear_weight, target, *extra, linear_bias=None, mask=None, ignore_index=-100, temperature=1.0, softcap=None,
-    logits_dtype=None, support=None, outside="-inf", **unknown,
+    logits_dtype=None, support=None, support_threshold=None, outside="-inf", **unknown,
 ):  # fmt: skip
     """`token_log_probs` of the logits input @ linear_weight.T + linear_bias, computed in chunks.
 
@@ -239,9 +240,9 @@ def linear_token_log_probs(
     validate_logits(NAME, temperature, softcap)
     wide = wide_logits(NAME, logits_dtype, input, linear_weight, linear_bias)
     refuse_missing_class(NAME, target, mask, ignore_index, len(linear_weight), "linear_weight", linear_weight.shape)
-    support = _support.validate(
-        NAME, support, outside, False, target.shape, len(linear_weight), input=input, linear_weight=linear_weight
-    )
+    of = {"input": input, "linear_weight": linear_weight}
+    support = _support.validate(NAME, support, support_threshold, (*target.shape, len(linear_weight)), **of)
+    _support.validate_outside(NAME, support, outside)
     input, linear_weight, linear_bias = in_one_dtype(input, linear_weight, linear_bias)
     rows = target.shape
     mask = None if mask is None else mask.expand(rows)
@@ -263,9 +264,8 @@ def linear_token_log_probs(
 
 def _of_entries(support, outside, layer, *options):
     input, linear_weight, linear_bias = layer
-    nothing = sum(x[:0].sum() for x in layer if x is not None)
 
-    def gather(entries, exists):
-        return _entries.call(input, linear_weight, entries.row, entries.classes, exists, linear_bias)
+    def gather(e):
+        return _linear_entries.call(input, linear_weight, e.row, e.classes, e.exists, linear_bias)
 
-    return _support.of_entries(NAME, support, outside, gather, nothing, len(linear_weight), *options)
+    return _entries.log_probs(NAME, support, outside, gather, len(linear_weight), *options)

@@ -10,7 +10,8 @@ from tests.ops.record import DEVICE
 
 NAME = "token_log_probs"
 ROWS, CLASSES = (3, 4), 11
-each_form = pytest.mark.parametrize("form", ["bool", "list", "csr", "int32"])
+FORMS = ["bool", "list", "csr", "int32", "threshold"]
+each_form = pytest.mark.parametrize("form", FORMS)
 each_outside = pytest.mark.parametrize("outside", ["-inf", "mask"])
 
 
@@ -37,9 +38,18 @@ def csr(support, dtype=torch.int64, seed=3):
     return offsets, order.reshape(-1, support.shape[-1])[rows, places].to(dtype)
 
 
-def given(form, support):
-    forms = {"bool": lambda: support, "list": lambda: [support], "csr": lambda: csr(support)}
-    return forms.get(form, lambda: csr(support, torch.int32))()
+def given(form, support, dim=-1):
+    """Returns {option: value} of a support with the classes along `dim`."""
+    if form in ("csr", "int32"):
+        return {"support": csr(support.movedim(dim, -1), torch.int32 if form == "int32" else torch.int64)}
+    if form != "threshold":
+        return {"support": [support] if form == "list" else support}
+    g = torch.Generator().manual_seed(5)
+    least = torch.randn(support.select(dim, 0).shape, generator=g).to(DEVICE)
+    above = (torch.rand(support.shape, generator=g) * support.shape[dim]).to(DEVICE)  # (0 for a few: the least itself)
+    odd = torch.arange(support.numel(), device=DEVICE).reshape(support.shape) % 3
+    sampler = least.unsqueeze(dim) + torch.where(support, above.floor(), -1 - above)
+    return {"support": torch.where(~support & (odd == 0), math.nan, sampler), "support_threshold": least}
 
 
 def reference(logits, target, support, keep=None, outside="-inf", temperature=1.0, softcap=None):
@@ -71,7 +81,7 @@ def outcome(function, logits, upstream):
 
 
 def ours(x, target, support, **options):
-    *rows, count = safeops.token_log_probs(x, target, support=support, **options)
+    *rows, count = safeops.token_log_probs(x, target, **support, **options)
     assert count.dtype == torch.int64 and count.dim() == 0
     return rows, int(count)
 
@@ -118,9 +128,9 @@ def test_infinite_logits():
         torch.ones(5, 3, dtype=torch.bool, device=DEVICE),
     )
     support[3, 2] = False
-    for form in ("bool", "csr"):
+    for form in ("bool", "csr", "threshold"):
         x = logits.clone().requires_grad_()
-        rows = safeops.token_log_probs(x, target, support=given(form, support))[:3]
+        rows = safeops.token_log_probs(x, target, **given(form, support))[:3]
         want = safeops.token_log_probs(logits.masked_fill(~support, -inf), target)
         torch.testing.assert_close(rows, tuple(want), equal_nan=True)
         gradient = torch.autograd.grad(rows[0][::4].sum() + rows[1][::4].sum(), x)[0]
@@ -131,8 +141,8 @@ def test_a_target_outside_has_the_gradient_of_the_logsumexp():
     """log_prob is -inf; its gradient is that of -logsumexp, as log_softmax has it."""
     x = torch.tensor([[1.0, 2.0, 0.5, 9.0]], dtype=torch.float64, device=DEVICE, requires_grad=True)
     target, support = torch.tensor([3], device=DEVICE), torch.tensor([[True, True, True, False]], device=DEVICE)
-    for form in ("bool", "csr"):
-        got = safeops.token_log_probs(x, target, support=given(form, support))
+    for form in ("bool", "csr", "threshold"):
+        got = safeops.token_log_probs(x, target, **given(form, support))
         want = x.masked_fill(~support, -math.inf).log_softmax(-1)[0, 3]
         assert got.log_prob == want == -math.inf and got.outside == 1
         for g, w in zip(*(torch.autograd.grad(y.sum(), x) for y in (got.log_prob, want))):
@@ -146,8 +156,8 @@ def test_sizes(rows):
     logits, target, support = (
         t[0] if rows == () else t.reshape(*rows, *t.shape[1:]) for t in example((math.prod(rows),))
     )
-    for form in ("bool", "csr"):
-        results = safeops.token_log_probs(logits, target, support=given(form, support), outside="mask")
+    for form in ("bool", "csr", "threshold"):
+        results = safeops.token_log_probs(logits, target, **given(form, support), outside="mask")
         assert all(r.shape == rows for r in results[:3]) and results.outside.shape == ()
         want = reference(logits.double(), target, support, outside="mask")
         for g, w in zip(results[:3], want[0]):
@@ -218,10 +228,10 @@ def test_the_op_itself():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["bool", "csr"])
+@pytest.mark.parametrize("form", ["bool", "csr", "threshold"])
 def test_compiled_whole(form):
     logits, target, support = example()
-    function = torch.compile(lambda x, s: safeops.token_log_probs(x, target, support=s), fullgraph=True)
+    function = torch.compile(lambda x, s: safeops.token_log_probs(x, target, **s), fullgraph=True)
     leaves = [logits.detach().requires_grad_() for _ in range(2)]
     got, want = (f(x, given(form, support)) for f, x in zip((function, ours_whole(target)), leaves))
     torch.testing.assert_close(tuple(got), tuple(want))
@@ -230,7 +240,7 @@ def test_compiled_whole(form):
 
 
 def ours_whole(target):
-    return lambda x, s: safeops.token_log_probs(x, target, support=s)
+    return lambda x, s: safeops.token_log_probs(x, target, **s)
 
 
 X, T = torch.zeros(2, 5), torch.tensor([0, 4])
@@ -242,6 +252,8 @@ S, OFFSETS = torch.ones(2, 5, dtype=torch.bool), torch.tensor([0, 1, 2])
     [
         ({"support": S.float()}, TypeError, "support must be bool.*torch.float32"),
         ({"support": S[0]}, ValueError, r"support \(5,\).*logits \(2, 5\)"),
+        ({"support": X, "support_threshold": X}, ValueError, r"support_threshold \(2, 5\).*each of the rows \(2,\)"),
+        ({"support_threshold": X[:, 0]}, TypeError, "support_threshold needs support, the sampler's logits"),
         ({"support": [1.0]}, TypeError, "support must be a tensor.*float"),
         ({"support": (OFFSETS, T, T)}, TypeError, "support must be.*pair .offsets, classes., got 3 parts"),
         ({"support": (OFFSETS.float(), T)}, TypeError, "support's offsets must be 1-dim, int64 or.*torch.float32"),

@@ -13,7 +13,7 @@ from tests.contract.classification import test_support as unfused
 from tests.ops.record import DEVICE
 
 NAME, WIDTH = "linear_token_log_probs", 6
-each_form = pytest.mark.parametrize("form", ["bool", "csr", "int32"])
+each_form = pytest.mark.parametrize("form", ["bool", "csr", "int32", "threshold"])
 each_outside = pytest.mark.parametrize("outside", ["-inf", "mask"])
 
 
@@ -39,7 +39,8 @@ def reference(layer, target, support, mask, **options):
 
 def ours(layer, target, support, mask, **options):
     input, linear_weight, linear_bias = layer
-    options = {"linear_bias": linear_bias, "mask": mask, "support": support, **options}
+    support = support if isinstance(support, dict) else {"support": support}
+    options = {"linear_bias": linear_bias, "mask": mask, **support, **options}
     *rows, count = safeops.linear_token_log_probs(input, linear_weight, target, **options)
     assert count.dtype == torch.int64 and count.dim() == 0
     return rows, int(count)
@@ -289,7 +290,7 @@ def test_compiled_whole(form):
     layer, target, support, mask = example()
 
     def function(x, w, b, s):
-        return safeops.linear_token_log_probs(x, w, target, linear_bias=b, mask=mask, support=s)
+        return safeops.linear_token_log_probs(x, w, target, linear_bias=b, mask=mask, **s)
 
     compiled = torch.compile(function, fullgraph=True)
     outcomes = []

@@ -8,7 +8,7 @@ import safeops
 from safeops.testing import Bad, Sample
 from tests.ops import gpu
 from tests.ops.bad_calls import NAN, BadIndex, X, must
-from tests.ops.classification.cross_entropy import indices, shaped
+from tests.ops.classification.cross_entropy import SUPPORT, indices, restricted, shaped, supports
 from tests.ops.operands import HUGE, data, mask, plain
 from tests.ops.record import DEVICE, NOT_SAFE, ONE_OPERAND, Record
 
@@ -17,11 +17,13 @@ from tests.ops.record import DEVICE, NOT_SAFE, ONE_OPERAND, Record
 
 def token_log_probs(
     logits, target, *, mask=None, ignore_index=-100, temperature=1.0, softcap=None, with_argmax=False, support=None,
-    outside="-inf",
+    support_threshold=None, outside="-inf",
 ):  # fmt: skip
-    classes = logits.shape[-1]
+    classes, count = logits.shape[-1], ()
     keep = (target >= 0) & (target < classes) & (target != ignore_index)
     keep = keep if mask is None else keep & mask
+    if support is not None:
+        logits, keep, *count = restricted(logits, target, keep, support, support_threshold, outside)
     is_own = (torch.arange(classes, device=target.device) == target.unsqueeze(-1)) & keep.unsqueeze(-1)
     best = ()
     if with_argmax:
@@ -29,7 +31,7 @@ def token_log_probs(
         best = argmax, keep & (argmax == target)
     x = shaped(torch.where(keep.unsqueeze(-1), logits, 0), temperature, softcap)
     if not classes:
-        return *(x.sum(-1),) * 3, *best
+        return *(x.sum(-1),) * 3, *best, *count
     certain = ((x == torch.inf) == is_own).all(-1) & is_own.any(-1) & ~x.isnan().any(-1)
     x = torch.where(certain.unsqueeze(-1), 0, x)
     x = x + torch.where((x == torch.inf).any(-1, keepdim=True), torch.nan, 0)  # NaN gradients, too
@@ -40,7 +42,7 @@ def token_log_probs(
     entropy = -torch.where(p == 0, 0, p * torch.where(p == 0, 0, log_p)).sum(-1)
     results = log_prob, entropy, torch.where(log_prob.isnan(), torch.nan, log_sum.squeeze(-1))
     limits = 0, 0, torch.inf
-    return *(torch.where(keep, torch.where(certain, at, r), 0) for r, at in zip(results, limits)), *best
+    return *(torch.where(keep, torch.where(certain, at, r), 0) for r, at in zip(results, limits)), *best, *count
 
 
 # ---- the op as the contract's checks call it: all operands broadcast to one shape
@@ -57,6 +59,7 @@ def adapted(op):
             return t.squeeze(-1) if fits and t.shape[-1] == 1 else t
 
         kwargs["mask"] = squeezed(kwargs.get("mask"))
+        kwargs |= {"support_threshold": squeezed(kwargs["support_threshold"])} if "support_threshold" in kwargs else {}
         if isinstance(target, torch.Tensor):
             target = squeezed(target)
             if classes and logits.shape[-1] < classes:
@@ -99,6 +102,13 @@ def _reduced():
     yield _sample(data(3, 40, seed=4), indices(3, 1, classes=40), temperature=1.5, name="temperature")
     options = {"mask": mask(2, 3, 1), "with_argmax": True}
     yield _sample(data(2, 3, 40, seed=5), indices(2, 3, 1, classes=40), **options, name="argmax")
+
+
+def _of_supports():
+    for i, form in enumerate(supports((2, 3), 20, 2)):
+        options = {"mask": mask(2, 3, 1), "outside": "mask", "temperature": (1.0, 1.5)[i], **form}
+        name = ("bool", "threshold")[i]
+        yield _sample(data(2, 3, 20, seed=6), indices(2, 3, 1, classes=20), **options, name=name)
 
 
 T = torch.tensor([0, 4])
@@ -166,6 +176,14 @@ def _direct():
     yield torch.ops.safeops.token_log_probs.support, operands, {**options, "support": [support], "outside": "mask"}
 
 
+SKIP = (
+    NOT_SAFE
+    | ONE_OPERAND
+    | {
+        "weight_zero": "it has no weights",
+        "masked_upstream": "a mask drops rows: tests/contract/classification/test_log_probs.py",
+    }
+)
 Record(
     "token_log_probs",
     token_log_probs,
@@ -184,16 +202,13 @@ Record(
         "softcap": 4.0,
         "with_argmax": False,
         "support": None,
+        "support_threshold": None,
         "outside": "-inf",
     },
     gpu=_gpu_case,
-    skip=NOT_SAFE
-    | ONE_OPERAND
-    | {
-        "weight_zero": "it has no weights",
-        "masked_upstream": "a mask drops rows: tests/contract/classification/test_log_probs.py",
-    },
+    skip=SKIP,
     adapt=adapted,
     row_terms=row_terms,
     raw_ops=[*_direct()],
+    variants={"support": (_of_supports(), {"skip": SKIP | SUPPORT, "row_terms": row_terms})},
 )

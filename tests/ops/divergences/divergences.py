@@ -1,5 +1,7 @@
 """Divergences of rows of logits, also with a target given by its best classes."""
 
+import functools
+
 import torch
 import torch.nn.functional as F
 
@@ -8,6 +10,7 @@ from safeops.core.op import registry
 from safeops.testing import Bad, Sample
 from tests.ops import gpu
 from tests.ops.bad_calls import NAN, BadIndex
+from tests.ops.classification.cross_entropy import SUPPORT
 from tests.ops.operands import data, mask, plain, weights
 from tests.ops.record import NOT_SAFE, Record
 from tests.ops.row_loss import (
@@ -56,8 +59,9 @@ def _tv(x, y, temperature=1.0):
     return (d * torch.where(d.isnan(), d, d.sign()).detach()).sum(-1) / 2  # |d|, but NaN has slope NaN, not 0
 
 
-def _sizes(x, y, temperature=1.0, beta=0.5):
+def _sizes(x, y, temperature=1.0, beta=0.5, support=None):
     """Sizes of the terms that cancel: a divergence and its slopes are means of differences of log probabilities."""
+    x, y = (x, y) if support is None else (torch.where(support, t, 0) for t in (x, y))
     u, v = _logs(x, y, temperature)
     size = 1 + u.abs().amax(-1) + v.abs().amax(-1)
     return size, (size.unsqueeze(-1) / temperature,) * 2
@@ -94,6 +98,9 @@ def _of_best(name):
         yield Bad((X,), {**known, key: wrong}, ValueError, (name, "target_", *words))
     yield Bad((X,), {**known, "target_values": BEST}, TypeError, (name, "target_values", "floating"))
     yield Bad((X,), {**known, "target_indices": VALUES}, TypeError, (name, "target_indices", "int64"))
+    yield Bad((X, X), {"tail": "renormalize"}, TypeError, (name, "tail", "target_values", "target_indices"))
+    for wrong in ("rest", None):
+        yield Bad((X,), {**known, "tail": wrong}, ValueError, (name, "tail", str(wrong), "bucket", "renormalize"))
     for wrong in (5, -1):
         index = BEST.clone()
         index[1, 0] = wrong
@@ -114,13 +121,25 @@ def _case(name):
     return case
 
 
+def _over_support(element):
+    @functools.wraps(element)
+    def over_support(x, y, support=None, **options):
+        x, y = (x, y) if support is None else (torch.where(support, t, -torch.inf) for t in (x, y))
+        return element(x, y, **options)
+
+    return over_support
+
+
 def divergence(name, element, options, numbers, twin=None, own=True):
-    definition = definition_of(element)
+    definition = definition_of(_over_support(element))
     samples = list(samples_of(vectors(2), (0, 1), options, None))
     samples += [
         Sample((data(3, 40), data(3, 40, seed=1)), {"mask": mask(3, 1), **options}, name="long rows"),
         Sample((data(2, 3, 7), data(2, 3, 7, seed=1)), {"weight": weights(2, 3, 1), **options}, name="sequences"),
     ]
+    support = (data(2, 3, 7, seed=30) > 0) | (torch.arange(7) == 2)
+    of_support = {"mask": mask(2, 3, 1), "support": support, **options}
+    of_support = Sample((data(2, 3, 7), data(2, 3, 7, seed=1)), of_support, name="support", masked=(0, 1))
     keep = torch.arange(5) != 2
     Record(
         name,
@@ -135,6 +154,9 @@ def divergence(name, element, options, numbers, twin=None, own=True):
             "denominator": torch.tensor(5.0),
             "target_values": None,
             "target_indices": None,
+            "tail": "bucket",
+            "support": None,
+            "support_threshold": None,
             **options,
         },
         gpu=_case(name) if own else NO_GPU,
@@ -144,9 +166,19 @@ def divergence(name, element, options, numbers, twin=None, own=True):
         torch_equivalent=twin and per_row_operands(twin_of(twin)),
         terms=terms_of(definition, _sizes),
         skip=NOT_SAFE | ROWS,
+        variants={"support": ([of_support], {"data": (0, 1), "terms": terms_of(definition, _sizes), "skip": SKIP})},
     )
 
 
+SKIP = (
+    NOT_SAFE
+    | ROWS
+    | SUPPORT
+    | {
+        "weight_zero": "the sample has no weight: test_divergence_support.py has some",
+        "uninitialized": "a row of no class has no support, and is refused",
+    }
+)
 TEMPERATURE = {"temperature": [0.0, -1.0, NAN]}
 divergence("kl_div_with_logits", _kl, {"temperature": 0.75}, TEMPERATURE, _torch_kl)
 divergence("reverse_kl_div_with_logits", _reverse_kl, {"temperature": 0.75}, TEMPERATURE, own=False)

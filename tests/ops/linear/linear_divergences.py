@@ -3,7 +3,7 @@
 import torch
 
 from safeops.testing import Bad, Sample
-from tests.ops.bad_calls import NAN, must
+from tests.ops.bad_calls import NAN, BadIndex, must
 from tests.ops.divergences import divergences
 from tests.ops.linear.linear_cross_entropy import SHAPED, _rounding, bad_logits_dtypes
 from tests.ops.operands import HUGE, data, mask, plain, weights
@@ -102,11 +102,38 @@ def _bad_calls(name, numbers):
     yield Bad(good, {"mask": ~keep, "empty": "raise"}, ValueError, (name, "empty", "raise"))
     yield Bad(good, {"denominator": 4.0, "reduction": "sum"}, ValueError, (name, "denominator", "sum"))
     yield from bad_logits_dtypes(name, *good)
+    yield from _bad_best_classes(name, _x, _w)
     for key, refused in numbers.items():
         yield Bad(good, {key: "1"}, TypeError, (name, key, "str"))
         yield must(name, key, good, {key: HUGE}, ValueError)
         for value in refused:
             yield Bad(good, {key: value}, ValueError, (name, key, str(value)))
+
+
+def _bad_best_classes(name, x, w):
+    """Yields bad calls with a teacher given by its two best classes of three."""
+    values, indices = torch.tensor([[-1.0, -2.0], [-0.5, -3.0]]), torch.tensor([[2, 0], [1, 2]])
+    known = {"target_values": values, "target_indices": indices}
+    yield Bad((x, w), {}, TypeError, (name, "target", "target_values", "target_indices"))
+    yield Bad((x, w, _y, _v), known, TypeError, (name, "target", "target_values"))
+    yield Bad((x, w, None, _v), known, TypeError, (name, "target_weight", "needs target"))
+    yield Bad((x, w), {**known, "target_bias": torch.ones(3)}, TypeError, (name, "target_bias", "needs target"))
+    yield Bad((x, w, _y, _v), {"tail": "renormalize"}, TypeError, (name, "tail", "target_values", "target_indices"))
+    for wrong in ("rest", None):
+        yield Bad((x, w), {**known, "tail": wrong}, ValueError, (name, "tail", str(wrong), "bucket", "renormalize"))
+    for key, other in (("target_values", "target_indices"), ("target_indices", "target_values")):
+        yield Bad((x, w), {key: known[key]}, TypeError, (name, other))
+        yield Bad((x, w), {**known, key: known[key][:, :1]}, ValueError, (name, key, "(2, 1)", "(2, 2)"))
+        yield Bad((x, w), {**known, key: known[other]}, TypeError, (name, key))
+        yield Bad((x, w), {**known, key: known[key].to("meta")}, ValueError, (name, key, "meta"))
+    yield Bad((x, w), {**known, "target_values": values[:1]}, ValueError, (name, "target_values", "(1, 2)", "(2, 5)"))
+    many = {"target_values": torch.zeros(2, 4), "target_indices": torch.zeros(2, 4, dtype=torch.long)}
+    yield Bad((x, w), many, ValueError, (name, "target_values", "(2, 4)", "linear_weight's 3 classes"))
+    for wrong in (3, -1):
+        index = indices.clone()
+        index[1, 0] = wrong
+        yield BadIndex((x, w), {**known, "target_indices": index}, IndexError,
+                       (name, f"target_indices {wrong}", "3 classes", "linear_weight"))  # fmt: skip
 
 
 HERE = "operands do not broadcast: tests/contract/linear/test_linear_divergences.py has it"
@@ -124,6 +151,8 @@ def record(name, element, options, numbers):
             **PLAIN,
             **options,
             "logits_dtype": None,
+            **{"target_values": None, "target_indices": None, "tail": "bucket"},
+            **{"support": None, "support_threshold": None},
         },
         gpu="plain torch operations between kernels of the divergences, on any device",
         no_route="not a kernel: tests/contract/linear/test_linear_divergences.py watches that there are chunks",

@@ -14,8 +14,8 @@ NAME = "linear_token_log_probs"
 
 
 def linear_token_log_probs(
-    input, linear_weight, target, *, linear_bias=None, mask=None, logits_dtype=None, support=None, outside="-inf",
-    **options,
+    input, linear_weight, target, *, linear_bias=None, mask=None, logits_dtype=None, support=None,
+    support_threshold=None, outside="-inf", **options,
 ):  # fmt: skip
     target = target.long()
     keep = (target >= 0) & (target < len(linear_weight)) & (target != options.get("ignore_index", -100))
@@ -105,6 +105,7 @@ Record(
         "softcap": 4.0,
         "logits_dtype": None,
         "support": None,
+        "support_threshold": None,
         "outside": "-inf",
     },
     gpu="plain torch operations between kernels of token_log_probs, on any device",
