@@ -45,10 +45,16 @@ def _columns(indices, exists, part):
     return torch.where(inside, indices - part.start, 0), inside
 
 
+def _add(chunk, columns, values):
+    """Add values (N, K) to a chunk, in place. Only zeros are added to an element twice: the order does not matter. (On
+    the CPU, scatter_add_ would make an fp32 copy of a half chunk.)"""
+    rows = torch.arange(len(chunk), device=chunk.device).unsqueeze(1)
+    return chunk.index_put_((rows, columns), values.to(chunk.dtype), accumulate=True)
+
+
 def _without(logits, columns, inside):
-    """The logits with -inf at the columns, in place. (What is added twice is 0: the result does not depend on the
-    order.)"""
-    return logits.scatter_add_(1, columns, torch.zeros_like(columns, dtype=logits.dtype).masked_fill_(inside, -INF))
+    """The logits with -inf at the columns, in place."""
+    return _add(logits, columns, torch.where(inside, -INF, 0.0))
 
 
 def _compute(input, linear_weight, linear_bias, indices, keep, temperature, wide):
@@ -91,7 +97,7 @@ def _compute_backward(grad, row_stats, input, linear_weight, linear_bias, indice
         columns, inside = _columns(indices, exists, part)
         operands = of_others, _without(logits, columns, inside), no_class, row_stats, None, has_others
         slope, _ = _cross_entropy.backward(*operands, *options)
-        return slope.scatter_add_(1, columns, torch.where(inside, own, 0).to(slope.dtype))
+        return _add(slope, columns, torch.where(inside, own, 0))
 
     return products(x, linear_weight, linear_bias, keep, slopes, scale, compute, needs, wide)
 
@@ -158,7 +164,7 @@ class BestClasses:
     def _known(self, layer, indices, exists, teacher):
         """The logits of the classes alone: no product with all classes."""
         input, linear_weight, linear_bias = layer
-        rows = torch.arange(len(indices), device=indices.device).unsqueeze(1).expand(indices.shape)
+        rows = torch.arange(indices.shape[0], device=indices.device).unsqueeze(1).expand(indices.shape)
         operands = (torch.where(exists, x, 0).reshape(-1) for x in (rows, indices.long()))
         logits = self.entries.call(input, linear_weight, *operands, exists.reshape(-1), linear_bias)
         return torch.where(exists, logits.reshape(indices.shape), absent(exists, RENORMALIZE))

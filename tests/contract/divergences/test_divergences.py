@@ -240,6 +240,24 @@ def test_the_rest_is_one_class(name, dtype):
 
 
 @each
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_renormalised_target(name, dtype):
+    """Both distributions are divided by their sums over the target's classes; in a row without any, the loss is 0."""
+    x, y = logits(4, 12, dtype=dtype), logits(4, 12, seed=1)
+    known = best(y, 3, 0.75)
+    leaf, x = x.double().requires_grad_(), x.requires_grad_()
+    own = (leaf / 0.75).softmax(-1).gather(-1, known["target_indices"])
+    p = known["target_values"].exp()
+    want = getattr(definitions, name)((own / own.sum(-1, keepdim=True)).log(), (p / p.sum(-1, keepdim=True)).log())
+    got = getattr(safeops, name)(x, **known, tail="renormalize")
+    close(got.detach(), want.detach())
+    slopes = (torch.autograd.grad(loss, t)[0] for loss, t in ((got, x), (want, leaf)))
+    close(*slopes, 1e-5 if dtype == torch.float64 else 1e-2)
+    one = getattr(safeops, name)(x, **{**known, **best(y, 1, 0.75)}, tail="renormalize")
+    assert not one.abs() > 1e-6 and not torch.autograd.grad(one, x)[0].abs().max() > 1e-6
+
+
+@each
 def test_best_classes_of_rows_that_do_not_exist(name):
     x, y = logits(3, 12), logits(3, 12, seed=1)
     keep = torch.tensor([True, False, True], device=DEVICE)
