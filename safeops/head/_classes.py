@@ -4,7 +4,9 @@ import torch
 
 from safeops.core import check, loss_reduction
 from safeops.core.dtypes import compute_dtype
+from safeops.head import _support as of_head
 from safeops.head._loss import NAME, Loss
+from safeops.ops.classification import _support
 from safeops.ops.classification._classification import (
     INDICES,
     normalized_weight,
@@ -18,10 +20,16 @@ from safeops.ops.classification._classification import (
     without_weight_0,
 )
 from safeops.ops.classification._logits import validate_logits
-from safeops.ops.classification.cross_entropy import _cross_entropy, cross_entropy
+from safeops.ops.classification.cross_entropy import (
+    CrossEntropyOfSupport,
+    _cross_entropy,
+    cross_entropy,
+    validate_support,
+)
 from safeops.ops.classification.token_log_probs import (
     TokenLogProbs,
     TokenLogProbsAndArgmax,
+    TokenLogProbsOfSupport,
     _argmax_too,
     _token_log_probs,
     each,
@@ -30,13 +38,28 @@ from safeops.ops.classification.token_log_probs import (
 from safeops.ops.linear.linear_cross_entropy import MEMORY, linear_cross_entropy
 from safeops.ops.linear.linear_token_log_probs import linear_token_log_probs
 
+SUPPORT = "support", "support_threshold", "outside"
+
+
+def restrict(loss, weight=None):
+    """Take the rows that a support leaves out from a call's mask, and count those whose target is outside."""
+    loss.support = of_head.validated(loss)
+    _support.validate_outside(NAME, loss.support, loss.outside)
+    if loss.support is None:
+        return
+    target, index, classes = loss.target, loss.ignore_index, loss.support.shape[-1]
+    refuse_missing_class(NAME, target, loss.mask, index, classes, "support", loss.support.shape)
+    if weight is not None:
+        _, loss.mask, _ = rows_of(classes, target, weight, loss.mask, index, compute_dtype(weight.dtype))
+    loss.mask, loss.count = _support.of_rows(NAME, loss.support, loss.outside, target, loss.mask, index)
+
 
 class CrossEntropy(Loss):
     of_logits, of_layer = cross_entropy, linear_cross_entropy
-    by_row, differentiable = ("mask", "row_weight"), ("target", "weight")
+    by_row, differentiable = ("mask", "row_weight", "support"), ("target", "weight")
     in_chunks = (
         *("weight", "mask", "reduction", "ignore_index", "label_smoothing", "z_loss", "row_weight", "temperature"),
-        *("softcap", "denominator", "empty", "memory"),
+        *("softcap", "denominator", "empty", "memory", *SUPPORT),
     )
 
     def validate(self):
@@ -75,6 +98,9 @@ class CrossEntropy(Loss):
         if self.row_weight is not None:  # (cast before it is expanded: its gradient is summed in this dtype)
             self.row_weight = self.row_weight.to(compute_dtype(self.hidden.dtype, self.row_weight.dtype))
         self.mask = self.own_mask
+        if self.support is not None:
+            validate_support(NAME, self.target, self.outside, self.label_smoothing)
+        restrict(self, self.weight)
         super().flatten()
         self.keep = self.mask
         if not self.probabilities:
@@ -82,6 +108,7 @@ class CrossEntropy(Loss):
 
     def validate_classes(self, classes):
         shape = (*self.shape, classes)
+        of_head.validate_classes(self, classes)
         if self.weight is not None and len(self.weight) != classes:
             raise ValueError(f"{NAME}: weight must be ({classes},), one a class, got {check.shown(self.weight)}")
         if not self.probabilities:
@@ -103,6 +130,7 @@ class CrossEntropy(Loss):
     def rows(self, logits, part, replaced):
         target, weight, mask = (self.operand(key, part, replaced) for key in ("target", "weight", "mask"))
         numbers = self.ignore_index, self.label_smoothing, self.z_loss, self.temperature, self.softcap
+        logits = of_head.restricted(self, logits, part)
         return (_cross_entropy.call(logits, target, weight, mask, *numbers)[0],)
 
     def is_linear(self):
@@ -122,13 +150,14 @@ class CrossEntropy(Loss):
         return loss_reduction.reduce(NAME, loss, keep, weights, *options).to(dtype)
 
     def shown(self, result):
-        return result.reshape(self.shape) if self.reduction == "none" else result
+        result = result.reshape(self.shape) if self.reduction == "none" else result
+        return result if self.support is None else CrossEntropyOfSupport(result, self.count)
 
 
 class LogProbs(Loss):
     of_logits, of_layer = token_log_probs, linear_token_log_probs
-    by_row = ("mask",)
-    in_chunks = ("mask", "ignore_index", "temperature", "softcap", "with_argmax")
+    by_row = ("mask", "support")
+    in_chunks = ("mask", "ignore_index", "temperature", "softcap", "with_argmax", *SUPPORT)
 
     def validate(self):
         hidden, target, rows = self.hidden, self.target, tuple(self.shape)
@@ -146,15 +175,20 @@ class LogProbs(Loss):
         check.boolean_flag(NAME, "with_argmax", self.with_argmax)
 
     def flatten(self):
+        if self.support is not None and self.with_argmax:
+            raise TypeError(f"{NAME}: with_argmax does not go with support")
+        restrict(self)
         super().flatten()
         self.keep = (self.target.long() != self.ignore_index) & (True if self.mask is None else self.mask)
 
     def validate_classes(self, classes):
+        of_head.validate_classes(self, classes)
         of = classes, "the head's logits", (*self.shape, classes)
         refuse_missing_class(NAME, self.target, self.mask, self.ignore_index, *of)
 
     def rows(self, logits, part, replaced):
         target, mask = (self.operand(key, part, replaced) for key in ("target", "mask"))
+        logits = of_head.restricted(self, logits, part)
         op = _argmax_too if self.with_argmax else _token_log_probs
         results = op.call(logits, target, mask, self.ignore_index, self.temperature, self.softcap)
         return results if self.with_argmax else (results,)
@@ -167,4 +201,5 @@ class LogProbs(Loss):
         return kind(*each(rows), *others)
 
     def shown(self, result):
-        return type(result)(*(row.reshape(self.shape) for row in result))
+        rows = (row.reshape(self.shape) for row in result)
+        return type(result)(*rows) if self.support is None else TokenLogProbsOfSupport(*rows, self.count)

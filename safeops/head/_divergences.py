@@ -7,8 +7,10 @@ from safeops.core import check
 from safeops.core.composed_loss import finish, validate
 from safeops.core.definitions import kept
 from safeops.core.dtypes import compute_dtype
+from safeops.head import _support as of_head
 from safeops.head._loss import NAME, Loss
 from safeops.ops.classification._best_classes import validate_form
+from safeops.ops.divergences import _support
 from safeops.ops.divergences._divergence import divergence, validate_options
 from safeops.ops.linear._layer import validate_layer
 
@@ -17,11 +19,12 @@ BEST = "target_values", "target_indices"
 
 class Divergence(Loss):
     op, swap, beta, own_defaults = None, False, 0.5, {"target_head": None}
-    by_row = ("exists", "target_values", "target_indices")
+    by_row = ("exists", "target_values", "target_indices", "support")
     differentiable = ("target", "target_weight", "target_bias", "target_values")
     in_chunks = (
         *("mask", "weight", "reduction", "denominator", "empty", "temperature", "beta", "target_head"),
-        *("target_weight", "target_bias", "target_values", "target_indices", "tail"),
+        *("target_weight", "target_bias", "target_values", "target_indices", "tail", "support"),
+        "support_threshold",
     )
 
     def validate(self):
@@ -57,7 +60,9 @@ class Divergence(Loss):
         validate_options(NAME, self.reduction, self.empty, self.temperature, self.beta)
 
     def flatten(self):
-        self.keep = kept(self.mask, self.weight)
+        self.keep, self.support = kept(self.mask, self.weight), of_head.validated(self)
+        if self.support is not None:
+            self.keep = _support.with_classes(NAME, self.support, self.keep, self.shape)
         self.exists = self.keep
         super().flatten()
         self.keep = self.exists
@@ -65,6 +70,7 @@ class Divergence(Loss):
             self.weight = self.weight.to(compute_dtype(self.weight.dtype)).expand(self.shape).reshape(-1)
 
     def validate_classes(self, classes):
+        of_head.validate_classes(self, classes)
         if self.target_weight is not None:
             own = len(self.target_weight)
         elif self.target is not None and self.target_head is None:
@@ -79,6 +85,7 @@ class Divergence(Loss):
             )
 
     def rows(self, logits, part, replaced):
+        restriction = None if self.support is None else self.support[part], None
         keys = "target", "exists", "target_values", "target_indices", "target_weight", "target_bias"
         target, exists, *best, weight, bias = (self.operand(key, part, replaced) for key in keys)
         if target is not None and exists is not None and (weight is not None or self.target_head is not None):
@@ -92,7 +99,7 @@ class Divergence(Loss):
         elif weight is not None:
             target = linear(target, weight, bias)
         best, options = (*best, self.tail), (exists, None, "none", None, "zero", self.temperature)
-        return (divergence(NAME, self.op, logits, target, *options, best, (None, None), self.beta, self.swap),)
+        return (divergence(NAME, self.op, logits, target, *options, best, restriction, self.beta, self.swap),)
 
     def is_linear(self):
         return super().is_linear(self.weight, self.denominator)

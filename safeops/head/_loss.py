@@ -7,6 +7,7 @@ import torch
 from safeops.core.foreign import unexpected
 
 NAME = "head_loss"
+VECTORS = "target", "target_values", "target_indices", "support"  # they may have a dim beside those of the rows
 OPERANDS = {"input", "logits", "target", "linear_weight", "linear_bias"}
 
 
@@ -66,7 +67,7 @@ class Loss:
         for key in ("target", *self.by_row):
             x = getattr(self, key)
             if x is not None:
-                dims = x.dim() - len(self.shape) if key in ("target", "target_values", "target_indices") else 0
+                dims = x.dim() - len(self.shape) if key in VECTORS else 0
                 tail = x.shape[x.dim() - dims :]
                 x = x.expand((*self.shape, *tail)) if not dims else x
                 setattr(self, key, x.reshape(self.shape.numel(), *tail))

@@ -105,11 +105,13 @@ def head_loss(
         options: those of `cross_entropy`, `token_log_probs`, `kl_div_with_logits` and its kin, by name, and of the
             function of a linear layer where the head is a plain `nn.Linear`: mask, reduction, denominator, empty,
             temperature, ... Divergences take `target_head`, a module or function that makes the teacher's logits,
-            without gradients for the teacher.
+            without gradients for the teacher. A head in chunks takes a `support` that is bool, or floating with
+            `support_threshold`.
 
     Returns:
         What the loss returns: fp32, or fp64 for fp64 logits; 0-dim, or of the rows' shape for reduction="none". A
-        named tuple (log_prob, entropy, logsumexp) for "token_log_probs", with `with_argmax` of five.
+        named tuple (log_prob, entropy, logsumexp) for "token_log_probs", with `with_argmax` of five. With `support`,
+        `outside` beside the loss, or last of the tuple.
 
     Raises:
         IndexError: on the CPU, a row that counts has a class that the head's logits do not have.

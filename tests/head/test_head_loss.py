@@ -39,6 +39,8 @@ def parts(result):
 
 
 MASK = torch.arange(ROWS) % 3 > 0
+KEPT = (torch.rand(ROWS, C) < 0.7) | (torch.arange(C) == 5)
+SAMPLER = {"support": torch.rand(ROWS, C), "support_threshold": torch.rand(ROWS) / 2}
 OPTIONS = {
     "cross_entropy": [
         {"weight": torch.rand(C), "label_smoothing": 0.1, "z_loss": 0.1, "softcap": 5.0, "temperature": 0.7},
@@ -46,11 +48,18 @@ OPTIONS = {
         {"row_weight": torch.rand(ROWS) * MASK, "reduction": "sum", "ignore_index": 3},
         {"row_weight": torch.rand(ROWS), "weight": torch.rand(C), "z_loss": 0.1},
         {"reduction": "none", "mask": MASK},
+        {"support": KEPT, "outside": "mask", "weight": torch.rand(C), "label_smoothing": 0.1, "z_loss": 0.1},
+        {**SAMPLER, "outside": "mask", "row_weight": torch.rand(ROWS), "reduction": "none"},
     ],
-    "token_log_probs": [{"mask": MASK, "temperature": 0.5}, {"with_argmax": True, "softcap": 3.0, "ignore_index": 1}],
+    "token_log_probs": [
+        {"mask": MASK, "temperature": 0.5},
+        {"with_argmax": True, "softcap": 3.0, "ignore_index": 1},
+        {"support": KEPT, "outside": "mask", "mask": MASK},
+        {**SAMPLER, "outside": "mask"},
+    ],
     "kl_div": [{"mask": MASK, "temperature": 2.0}, {"weight": torch.rand(ROWS), "reduction": "none"}],
-    "reverse_kl_div": [{"weight": torch.rand(ROWS)}],
-    "js_div": [{"beta": 0.25, "reduction": "sum"}],
+    "reverse_kl_div": [{"weight": torch.rand(ROWS)}, {"support": KEPT, "mask": MASK}],
+    "js_div": [{"beta": 0.25, "reduction": "sum"}, SAMPLER],
     "tv": [{"denominator": torch.tensor(12.0)}],
 }
 CALLS = [(loss, options) for loss, several in OPTIONS.items() for options in ({}, *several)]

@@ -474,17 +474,22 @@ def _reduced(loss, keep, weights, row_weight, *options):
     return reduce(NAME, products, keep, weights, *options).to(loss.dtype)
 
 
+def validate_support(name, target, outside, label_smoothing):
+    """Check what else a call with a support has."""
+    if target.is_floating_point():
+        raise TypeError(f"{name}: support needs a target of class indices, got {target.dtype} (probabilities)")
+    if outside == "-inf" and not symbolic(label_smoothing) and label_smoothing == 1:  # 0 times the inf of such a row
+        raise ValueError(f'{name}: label_smoothing must be below 1 with support and outside="-inf", got 1')
+
+
 def _of_support(operands, row_weight, reduction, denominator, empty, support, outside):
     """cross_entropy over the classes of a support, and how many kept rows have another class."""
     _cross_entropy.validate(*operands)
     input, target, weight, mask, ignore_index, label_smoothing, z_loss, temperature, softcap = operands
     dim, classes = class_dim(input), input.shape[class_dim(input)]
-    if target.is_floating_point():
-        raise TypeError(f"{NAME}: support needs a target of class indices, got {target.dtype} (probabilities)")
     support = _support.validate(NAME, *support, input.shape, dim, input=input)
     _support.validate_outside(NAME, support, outside)
-    if outside == "-inf" and not symbolic(label_smoothing) and label_smoothing == 1:  # 0 times the inf of such a row
-        raise ValueError(f'{NAME}: label_smoothing must be below 1 with support and outside="-inf", got 1')
+    validate_support(NAME, target, outside, label_smoothing)
     if weight is not None:  # (a row whose class has weight 0 is masked out: it does not count as outside)
         _, mask, _ = rows_of(classes, target, weight, mask, ignore_index, compute_dtype(weight.dtype))
     options = reduction, denominator, empty
