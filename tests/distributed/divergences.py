@@ -185,10 +185,17 @@ def check_behind_a_layer():
         classes = {key: x for key, x in tensors.items() if not key.startswith("target")}
         classes["target"] = torch.randint(11, (6,), generator=g)
         calls["linear_token_log_probs"] = classes, layout | {"target": [R]}
-        for name, (arguments, places) in calls.items():
+        values, indices = torch.randn(6, 11, generator=g, dtype=torch.float64).log_softmax(-1).topk(3)
+        best = classes | {"target_values": values, "target_indices": indices}
+        best.pop("target")
+        for tail in ("bucket", "renormalize"):
+            calls[f"linear_js_div {tail}"] = best, layout | {"target_values": [R], "target_indices": [R]}
+        for call, (arguments, places) in calls.items():
+            name, *tails = call.split()
+            options = {"tail": tail for tail in tails}
             plain = {k: x.clone().requires_grad_("target" not in k) for k, x in arguments.items()}
             shared = {k: distributed(x, places[k], "target" not in k) for k, x in arguments.items()}
-            want, got = (getattr(safeops, name)(**tensors) for tensors in (plain, shared))
+            want, got = (getattr(safeops, name)(**tensors, **options) for tensors in (plain, shared))
             if isinstance(want, tuple):
                 want, got = want.log_prob + want.entropy, got.log_prob + got.entropy
             close(got, want, 1e-12)

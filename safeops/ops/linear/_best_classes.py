@@ -8,6 +8,7 @@ computed by cross_entropy's kernels: their logsumexp, and its slopes.
 
 import torch
 
+from safeops.core import check
 from safeops.core.dtypes import compute_dtype
 from safeops.core.library import declare_raw
 from safeops.core.matmul import without_autocast
@@ -151,20 +152,22 @@ class BestClasses:
 
     def distributions(self, layer, values, indices, keep, temperature, wide, tail):
         """`distributions` of _best_classes.py in ops/classification, for the logits of a layer."""
-        input, linear_weight, linear_bias = layer
+        input, linear_weight, _ = layer
         compute, classes = compute_dtype(input.dtype, values.dtype), len(linear_weight)
         exists = existing(indices, keep, classes)
         teacher = of_teacher(values, indices, exists, classes, tail, compute)
-        if tail == RENORMALIZE:
-            student = self._known(layer, indices, exists, teacher) / temperature
-        else:
+        if tail == BUCKET or check.mesh(input) is not None:  # (DTensors have no rule for the layer's entries)
             student = self.bucket.call(*layer, indices.long(), keep, temperature, wide)
+        else:
+            student = self._known(layer, indices, exists) / temperature
+        if tail == RENORMALIZE:
+            student = torch.where(exists, student[..., : indices.shape[-1]], absent(exists, tail))
         return student.to(compute), teacher
 
-    def _known(self, layer, indices, exists, teacher):
+    def _known(self, layer, indices, exists):
         """The logits of the classes alone: no product with all classes."""
         input, linear_weight, linear_bias = layer
         rows = torch.arange(indices.shape[0], device=indices.device).unsqueeze(1).expand(indices.shape)
         operands = (torch.where(exists, x, 0).reshape(-1) for x in (rows, indices.long()))
         logits = self.entries.call(input, linear_weight, *operands, exists.reshape(-1), linear_bias)
-        return torch.where(exists, logits.reshape(indices.shape), absent(exists, RENORMALIZE))
+        return logits.reshape(indices.shape)
