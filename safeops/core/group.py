@@ -49,3 +49,27 @@ def group_of_mesh(function, mesh, dims=None):
     if not names:
         raise ValueError(f"{function}: dims {dims!r} of the mesh need names (mesh_dim_names), it has none")
     return flattened(mesh[tuple(names[i] for i in places)]).get_group()
+
+
+def ranks_of(name, group, mesh, dims):
+    """Returns (group, its number of ranks). A call names a group, or a mesh and its dims, or neither: all ranks. (None,
+    1) for a single process."""
+    if group is not None and mesh is not None:
+        raise ValueError(f"{name}: give group or mesh, not both")
+    if dims is not None and mesh is None:
+        raise ValueError(f"{name}: dims are those of a mesh: give it too")
+    if group is None and mesh is None and not is_running():
+        return None, 1
+    if not is_running():
+        raise ValueError(f"{name}: {'group' if mesh is None else 'mesh'}: there is no process group, or no longer")
+    if mesh is not None:
+        group = group_of_mesh(name, mesh, dims)
+    elif group is None:
+        group = dist.group.WORLD
+    try:
+        size = dist.get_world_size(group)
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(f"{name}: group: {error}") from error
+    if size < 1:
+        raise ValueError(f"{name}: group: this rank is not in it")
+    return group, size

@@ -2,6 +2,7 @@
 
 from safeops.core.op import Op
 from safeops.distributed.global_count import global_count
+from safeops.distributed.shift_labels import shift_labels
 
 
 def _call_over_ranks(op, operands, takes):
@@ -12,4 +13,4 @@ def _call_over_ranks(op, operands, takes):
 
 Op.call_over_ranks = _call_over_ranks
 
-__all__ = ["global_count"]
+__all__ = ["global_count", "shift_labels"]

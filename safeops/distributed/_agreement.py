@@ -9,6 +9,7 @@ import contextlib
 
 import torch
 import torch.distributed as dist
+from torch.compiler import is_compiling
 
 from safeops.core import check
 from safeops.core.group import here, objects
@@ -20,7 +21,7 @@ REDUCTIONS = "none", "mean", "sum"  # index: the reduction's code in raw ops
 
 
 def is_asked():
-    return dist.get_debug_level() != dist.DebugLevel.OFF
+    return not is_compiling() and dist.get_debug_level() != dist.DebugLevel.OFF
 
 
 def agree(function, groups, operands):

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from safeops.core import check, sums
-from safeops.core.group import group_of_mesh, here, is_running
+from safeops.core.group import here, ranks_of
 from safeops.core.private_torch import start_all_reduce
 from safeops.distributed._agreement import agree, is_asked
 
@@ -62,7 +61,7 @@ def global_count(
     """
     name = here("global_count")
     masks, weights = _pairs(name, masks, weight)
-    group, size = _ranks(name, group, mesh, dims)
+    group, size = ranks_of(name, group, mesh, dims)
     check.boolean_flag(name, "averaged", averaged)
     if size > 1 and is_asked():
         agree("global_count", [group], {"averaged": averaged, "weight": weight is not None})
@@ -97,29 +96,6 @@ def _pairs(name, masks, weight):
             check.no_dtensor(name, weight_of, w)
             check.broadcast(name, **{of: mask, weight_of: w})
     return masks, weights
-
-
-def _ranks(name, group, mesh, dims):
-    """Returns (group, its number of ranks); (None, 1) for a single process."""
-    if group is not None and mesh is not None:
-        raise ValueError(f"{name}: give group or mesh, not both")
-    if dims is not None and mesh is None:
-        raise ValueError(f"{name}: dims are those of a mesh: give it too")
-    if group is None and mesh is None and not is_running():
-        return None, 1
-    if not is_running():
-        raise ValueError(f"{name}: {'group' if mesh is None else 'mesh'}: there is no process group, or no longer")
-    if mesh is not None:
-        group = group_of_mesh(name, mesh, dims)
-    elif group is None:
-        group = dist.group.WORLD
-    try:
-        size = dist.get_world_size(group)
-    except (RuntimeError, ValueError) as error:
-        raise ValueError(f"{name}: group: {error}") from error
-    if size < 1:
-        raise ValueError(f"{name}: group: this rank is not in it")
-    return group, size
 
 
 def _count(mask, weight):

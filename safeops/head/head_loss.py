@@ -76,8 +76,8 @@ def head_loss(
     An `nn.Linear` under torch's `ColwiseParallel` is computed by the functions of a linear layer, too, and its logits
     stay where they are, whatever `output_layouts` and `use_local_output` say. A plain `hidden` lies as its
     `input_layouts` say: all rows on each rank, or under sequence parallel (`Shard(1)`) a rank's tokens. The plain
-    `target` and other operands are those of all rows, alike on all ranks, and so is the result. A DTensor `hidden` gives
-    a DTensor. (Not under `torch.compile`: there the head is called, and leaves the logits as it was told.)
+    `target` and other operands are those of all rows, alike on all ranks, and so is the result. If `hidden` is a
+    DTensor, so is the result. (Under `torch.compile` the head is called, and leaves the logits as it was told.)
 
     What is not as in head(hidden):
 

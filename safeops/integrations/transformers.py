@@ -4,8 +4,8 @@ and a callback that records the Trainer's steps, with which transformers itself 
 from collections.abc import Mapping
 
 import torch
-from torch.nn.functional import pad
 
+from safeops import distributed
 from safeops.core import check
 from safeops.ops.classification._classification import INDICES, refuse_missing_class, validate_index, validate_numbers
 from safeops.ops.classification.cross_entropy import cross_entropy
@@ -24,7 +24,7 @@ def __getattr__(name):
 
 def ForCausalLMLoss(
     logits, labels, vocab_size, num_items_in_batch=None, ignore_index=-100, shift_labels=None, *, label_smoothing=0.0,
-    z_loss=0.0, **kwargs,
+    z_loss=0.0, sequence_group=None, **kwargs,
 ):  # fmt: skip
     """Cross entropy of the logits at each token and the label that follows it, as transformers' function of that name.
 
@@ -37,6 +37,10 @@ def ForCausalLMLoss(
     adds its own terms to the loss (a router's, say), and under autocast it calls the loss on logits that are still
     half. Options are bound with functools.partial.
 
+    Where sequences are cut over ranks (context parallel), a rank's last label is the first of the rank after it:
+    `sequence_group` says which ranks these are. With labels in another order, as torch's `context_parallel` with load
+    balancing leaves them, `shift_labels` must have been made before the cut, which transformers' Trainer does.
+
     Args:
         logits: (..., T, C) floating tensor.
         labels: class indices in [0, C) or `ignore_index`, int64, int32 or uint8, of shape (..., T); copied if they are
@@ -44,12 +48,17 @@ def ForCausalLMLoss(
         vocab_size: C, or None.
         num_items_in_batch: the divisor of the sum of the losses, a number or tensor, at least 0: how many labels count
             in all batches of a step. A tensor on another device is copied. One of shape (1,) or (replicas, 1), as
-            nn.DataParallel passes it, is one number repeated. None: the mean over the labels of this batch.
+            nn.DataParallel passes it, is one number repeated. None: the mean over the labels of this batch; with
+            `sequence_group` over those of all its ranks: that mean is the average of the ranks' losses, as of their
+            gradients under DDP and FSDP.
         ignore_index: labels that do not count.
         shift_labels: labels that are shifted already, (..., T): for each token the one that follows it; any shape with
             that many elements.
         label_smoothing: from 0 to 1, the share of the loss that is spread over all classes.
         z_loss: factor of the squared logsumexp, at least 0.
+        sequence_group: the process group, or the DeviceMesh of one dim (`mesh["cp"]`), whose ranks hold consecutive
+            parts of the same sequences, as `safeops.distributed.shift_labels` has it. All of them call, also one
+            without tokens. None: sequences are whole, or `shift_labels` was made before they were cut.
         kwargs: other arguments that the model passes; not read.
 
     Returns:
@@ -58,7 +67,9 @@ def ForCausalLMLoss(
     Raises:
         IndexError: on the CPU, a label that is no class and not `ignore_index`; elsewhere it is left out.
         TypeError: an argument is of another type or dtype.
-        ValueError: shapes do not fit, or are not those of `vocab_size`; a number is out of range.
+        ValueError: shapes do not fit, or are not those of `vocab_size`; a number is out of range; `sequence_group` has
+            several dims, or not this rank.
+        RuntimeError: a collective of `sequence_group` fails.
 
     Example:
         >>> from safeops.integrations.transformers import ForCausalLMLoss
@@ -71,12 +82,16 @@ def ForCausalLMLoss(
         raise ValueError(f"{NAME}: logits {check.shown(logits)} must be (..., T, vocab_size), which is {vocab_size}")
     validate_index(NAME, ignore_index)
     validate_numbers(NAME, label_smoothing, z_loss)
+    ranks = _ranks(sequence_group)
     if shift_labels is not None:
         target = _labels("shift_labels", shift_labels, logits)
     else:
         # Shift the labels: a shift of the logits would cost as much as the loss, as backward copies a slice's gradient.
-        target = pad(_labels("labels", labels, logits), (0, 1), value=ignore_index)[..., 1:]
+        labels = _labels("labels", labels, logits)
+        target = distributed.shift_labels(labels, **ranks, ignore_index=ignore_index)
     target, denominator = target.reshape(logits.shape[:-1]), _denominator(num_items_in_batch, logits.device)
+    if ranks and denominator is None:
+        denominator = distributed.global_count(target != ignore_index, **ranks)
     options = {"label_smoothing": label_smoothing, "z_loss": z_loss, "denominator": denominator}
     try:
         return cross_entropy(logits.movedim(-1, 1), target, ignore_index=ignore_index, **options)
@@ -92,7 +107,8 @@ def compute_loss_func(outputs, labels, num_items_in_batch=None, *, label_smoothi
     The Trainer counts the labels of all batches over which gradients are accumulated, on all ranks, so that the step is
     that of the whole batch. But it does not pass on its `label_smoothing_factor`; the model sees no labels, and adds no
     terms of its own to the loss; and under autocast (`bf16=True`) accelerate copies the logits to fp32.
-    `model.loss_function = ForCausalLMLoss` has none of the three limits.
+    `model.loss_function = ForCausalLMLoss` has none of the three limits. Nor does this function get the `shift_labels`
+    that the Trainer makes before it cuts sequences over ranks (context parallel): there, too, `loss_function` is right.
 
     Args:
         outputs: the output of a causal language model: a dict with "logits", a tuple that begins with the logits, or
@@ -136,6 +152,17 @@ def _labels(name, labels, logits):
             f"logits {check.shown(logits)}"
         )
     return labels.to(logits.device, torch.int64)
+
+
+def _ranks(sequence_group):
+    """The ranks that share the sequences, as functions of safeops.distributed take them; empty: there are none."""
+    if sequence_group is None:
+        return {}
+    if not isinstance(sequence_group, torch.distributed.DeviceMesh):
+        return {"group": sequence_group}
+    if sequence_group.ndim != 1:
+        raise ValueError(f'{NAME}: sequence_group must have one dim, as mesh["cp"] has, got {sequence_group}')
+    return {"mesh": sequence_group}
 
 
 def _denominator(items, device):
