@@ -192,7 +192,7 @@ def check_behind_a_layer():
             calls[f"linear_js_div {tail}"] = best, layout | {"target_values": [R], "target_indices": [R]}
         for call, (arguments, places) in calls.items():
             name, *tails = call.split()
-            options = {"tail": tail for tail in tails}
+            options = {"tail": tails[0]} if tails else {}
             plain = {k: x.clone().requires_grad_("target" not in k) for k, x in arguments.items()}
             shared = {k: distributed(x, places[k], "target" not in k) for k, x in arguments.items()}
             want, got = (getattr(safeops, name)(**tensors, **options) for tensors in (plain, shared))
