@@ -1,6 +1,6 @@
 """head_loss: a loss of the logits that any module or function makes of hidden states, in chunks of the rows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, overload
 
 import torch
@@ -9,8 +9,9 @@ from torch import Tensor
 from safeops.core import check as checks
 from safeops.core.private_torch import MODULE_HOOKS, has_global_hooks
 from safeops.core.route import PLAIN
-from safeops.head import _chunks
+from safeops.head import _chunks, _depths
 from safeops.head._colwise import is_colwise, over_ranks
+from safeops.head._depths import DepthLosses
 from safeops.head._loss import NAME
 from safeops.head._losses import LOSSES
 from safeops.head._once import once
@@ -47,15 +48,29 @@ def head_loss(
 ) -> TokenLogProbs: ...
 
 
+@overload
 def head_loss(
     head: Head,
-    hidden: Tensor,
-    target: Tensor | None,
+    hidden: Sequence[Tensor],
+    target: Sequence[Tensor | None] | None,
+    *,
+    loss: Literal["cross_entropy", "kl_div", "reverse_kl_div", "js_div", "tv"] = "cross_entropy",
+    check: bool = False,
+    depth_weight: Tensor | Sequence[float] | None = None,
+    **options: Option | Sequence[Option],
+) -> DepthLosses: ...
+
+
+def head_loss(
+    head: Head,
+    hidden: Tensor | Sequence[Tensor],
+    target: Tensor | Sequence[Tensor | None] | None,
     *,
     loss: str = "cross_entropy",
     check: bool = False,
-    **options: Option,
-) -> Tensor | TokenLogProbs:
+    depth_weight: Tensor | Sequence[float] | None = None,
+    **options: Option | Sequence[Option],
+) -> Tensor | TokenLogProbs | DepthLosses:
     """A loss of the logits head(hidden), whose logits exist for some rows at a time.
 
     A plain `nn.Linear` is computed by `linear_cross_entropy`, `linear_token_log_probs`, `linear_kl_div` and their kin,
@@ -79,6 +94,12 @@ def head_loss(
     `target` and other operands are those of all rows, alike on all ranks, and so is the result. If `hidden` is a
     DTensor, so is the result. (Under `torch.compile` the head is called, and leaves the logits as it was told.)
 
+    With a list or tuple of hidden states, one a depth (multi-token prediction), the loss is sum_d w_d loss_d. Each
+    depth has its own target, and by default divides by its own count. The rows of all depths, in a copy, are cut into
+    chunks together: also of a plain layer, which then has one fp32 sum of its gradients. The depths are computed one by
+    one where all logits would exist at once (see below), where classes are sharded, where an option is not for chunks,
+    or where its gradient is wanted.
+
     What is not as in head(hidden):
 
     The head is called with (rows, D), several times, and again if backward recomputes: a forward hook, a counter and an
@@ -95,23 +116,27 @@ def head_loss(
 
     Args:
         head: a module or a function: hidden states (rows, D) -> logits (rows, C). It must not mix rows.
-        hidden: (..., D) floating tensor, a vector for each row.
+        hidden: (..., D) floating tensor, a vector for each row; or a list or tuple of them, of one dtype and width D.
         target: as the loss takes it, for rows (...): class indices (...), or probabilities (..., C), for
             "cross_entropy"; class indices (...) for "token_log_probs"; the teacher's logits (..., C) for divergences,
             or its hidden states (..., E) with `target_weight` and `target_bias`, or with `target_head`.
         loss: "cross_entropy", "token_log_probs", "kl_div", "reverse_kl_div", "js_div" or "tv".
+        depth_weight: the weight of each depth's loss: numbers from 0, or a tensor (depths,), differentiable. None: 1
+            each. A depth of weight 0 is masked out.
         check: if True, the first and the last row are run together and apart before all else, and a head that mixes
             rows is refused, such as one with a BatchNorm in training. (Dropout is left out; the host waits.)
         options: those of `cross_entropy`, `token_log_probs`, `kl_div_with_logits` and its kin, by name, and of the
             function of a linear layer where the head is a plain `nn.Linear`: mask, reduction, denominator, empty,
             temperature, ... Divergences take `target_head`, a module or function that makes the teacher's logits,
             without gradients for the teacher. A head in chunks takes a `support` that is bool, or floating with
-            `support_threshold`.
+            `support_threshold`. For several depths, mask, weight, row_weight, denominator, target_values and
+            target_indices may be lists or tuples of one a depth, as target is; all else is for all of them.
 
     Returns:
         What the loss returns: fp32, or fp64 for fp64 logits; 0-dim, or of the rows' shape for reduction="none". A
         named tuple (log_prob, entropy, logsumexp) for "token_log_probs", with `with_argmax` of five. With `support`,
-        `outside` beside the loss, or last of the tuple.
+        `outside` beside the loss, or last of the tuple. For several depths a named tuple (loss, depth_losses): the
+        losses (depths,) before they are weighed, on the device and detached.
 
     Raises:
         IndexError: on the CPU, a row that counts has a class that the head's logits do not have.
@@ -130,6 +155,10 @@ def head_loss(
         raise TypeError(f"{NAME}: head must be a module or a function hidden -> logits, got {type(head).__name__}")
     checks.choice(NAME, "loss", loss, LOSSES)
     checks.boolean_flag(NAME, "check", check)
+    if isinstance(hidden, (list, tuple)):
+        return _of_depths(head, hidden, target, loss, check, depth_weight, options)
+    if depth_weight is not None:
+        raise TypeError(f"{NAME}: depth_weight needs a list or tuple of hidden states, one a depth")
     checks.floating(NAME, "hidden", hidden)
     if hidden.dim() == 0:
         raise ValueError(f"{NAME}: hidden must be (..., D), got shape ()")
@@ -150,6 +179,27 @@ def head_loss(
     if not _chunks.takes(x):
         return record.shown(record.finish(*whole(head, record, x, {})))
     return in_chunks(head, x, record, check)
+
+
+def _of_depths(head, hidden, target, loss, check, depth_weight, options):
+    calls, weights = _depths.split(loss, hidden, target, depth_weight, options)
+    records = _depths.each(lambda *call: LOSSES[loss](loss, *call), calls)
+    if in_one_pass(head, hidden, records):
+        record = _depths.Depths(records, weights)
+        return in_chunks(head, torch.cat([x.reshape(-1, x.shape[-1]) for x in hidden]), record, check)
+    losses = _depths.each(lambda x, y, own: head_loss(head, x, y, loss=loss, check=check, **own), calls)
+    return _depths.shown(losses, _depths.total(losses, weights))
+
+
+def in_one_pass(head, hidden, records):
+    """True if the rows of all depths can be cut into chunks together. Else the depths are computed one by one."""
+    if not all(map(_chunks.takes, hidden)) or is_colwise(head):
+        return False
+    if is_layer(head):  # (it runs as any other head, but where only the function of a linear layer takes the call)
+        of_chunks = all(record.given.keys() <= {*record.in_chunks} for record in records)
+        if checks.mesh(head.weight) is not None or not of_chunks:
+            return False
+    return not any(record.tensors() for record in records)  # (gradients of operands that are cut with the rows)
 
 
 def in_chunks(head, x, record, check):

@@ -1,8 +1,11 @@
 """HeadLoss: head_loss as a module that holds the head."""
 
+from collections.abc import Sequence
+
 import torch
 
 from safeops.core import check as checks
+from safeops.head._depths import DepthLosses
 from safeops.head._loss import unknown_option
 from safeops.head._losses import LOSSES
 from safeops.head.head_loss import Head, Option, head_loss
@@ -14,8 +17,8 @@ class HeadLoss(torch.nn.Module):
 
     Args:
         head, loss, check: as `head_loss` has them.
-        options: other arguments of `head_loss`, by name. A Parameter is trained with the module; any other tensor
-            becomes a buffer of it.
+        options: other arguments of `head_loss`, by name, also `depth_weight`. A Parameter is trained with the module;
+            any other tensor becomes a buffer of it.
 
     Called with (hidden, target, **options): options that differ from call to call, such as mask and denominator.
 
@@ -26,7 +29,9 @@ class HeadLoss(torch.nn.Module):
         True
     """
 
-    def __init__(self, head: Head, *, loss: str = "cross_entropy", check: bool = False, **options: Option) -> None:
+    def __init__(
+        self, head: Head, *, loss: str = "cross_entropy", check: bool = False, **options: Option | Sequence[Option]
+    ) -> None:
         super().__init__()
         name = type(self).__name__
         if not callable(head):
@@ -35,7 +40,7 @@ class HeadLoss(torch.nn.Module):
         checks.boolean_flag(name, "check", check)
         self.head, self.loss, self.check, self.options = head, loss, check, tuple(options)
         for key, value in options.items():
-            if key not in LOSSES[loss].defaults:
+            if key not in LOSSES[loss].defaults and key != "depth_weight":
                 raise TypeError(unknown_option(name, loss, key, value, LOSSES[loss].defaults))
             if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
                 self.register_buffer(key, value)
@@ -43,8 +48,11 @@ class HeadLoss(torch.nn.Module):
                 setattr(self, key, value)
 
     def forward(
-        self, hidden: torch.Tensor, target: torch.Tensor | None, **options: Option
-    ) -> torch.Tensor | TokenLogProbs:
+        self,
+        hidden: torch.Tensor | Sequence[torch.Tensor],
+        target: torch.Tensor | Sequence[torch.Tensor | None] | None,
+        **options: Option | Sequence[Option],
+    ) -> torch.Tensor | TokenLogProbs | DepthLosses:
         name = type(self).__name__
         for key in options:
             if key in (*self.options, "loss", "check"):
