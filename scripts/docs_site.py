@@ -51,7 +51,7 @@ def functions():
     """Returns {name: (function, group)} of all public functions."""
     named = {name: getattr(safeops, name) for name in safeops.__all__}
     named |= {f"debug.{name}": getattr(safeops.debug, name) for name in ("trace", "audit", "locate_errors", "no_sync")}
-    named["distributed.global_count"] = safeops.distributed.global_count
+    named |= {f"distributed.{name}": getattr(safeops.distributed, name) for name in safeops.distributed.__all__}
     for name in ("ForCausalLMLoss", "compute_loss_func"):
         named[f"integrations.transformers.{name}"] = getattr(transformers, name)
     groups = {name: next((g for g in GROUPS if f".{g}." in f"{f.__module__}."), "amp") for name, f in named.items()

@@ -20,10 +20,11 @@ spec.loader.exec_module(type_stubs)
 
 FUNCTIONS = [f"safeops.{name}" for name in safeops.__all__ if inspect.isfunction(getattr(safeops, name))]
 FUNCTIONS += [f"safeops.nn.{name}" for name, x in vars(safeops.nn).items() if inspect.isclass(x) and name[0] != "_"]
-FUNCTIONS += ["safeops.distributed.global_count", "safeops.debug.trace", "safeops.debug.audit", "safeops.debug.no_sync"]
+FUNCTIONS += [f"safeops.debug.{name}" for name in ("trace", "audit", "no_sync")]
+FUNCTIONS += [f"safeops.distributed.{name}" for name in safeops.distributed.__all__]
 # Functions with an argument of any type: any function, options of any op, or a process group.
-TAKE_ANYTHING = {"safeops.fp32_region", "safeops.safe_mode", "safeops.warmup", "safeops.distributed.global_count"}
-TAKE_ANYTHING |= {name for name in FUNCTIONS if ".debug." in name}
+TAKE_ANYTHING = {"safeops.fp32_region", "safeops.safe_mode", "safeops.warmup"}
+TAKE_ANYTHING |= {name for name in FUNCTIONS if ".debug." in name or ".distributed." in name}
 CALLS = """
 from typing import assert_type
 import torch
@@ -43,6 +44,7 @@ assert_type(safeops.head_loss(lambda hidden: hidden * 2, x, x, loss="token_log_p
 assert_type(safeops.combine_losses({"a": x, "b": (x, 2.0)}).names, tuple[str, ...])
 assert_type(safeops.to_device({"x": x}, "cpu"), dict[str, Tensor])
 assert_type(safeops.distributed.global_count([x]), Tensor)
+assert_type(safeops.distributed.shift_labels(x, ignore_index=0), Tensor)
 
 @safeops.fp32_region
 def region(a: int) -> str: return ""
