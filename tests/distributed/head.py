@@ -223,11 +223,52 @@ def colwise(sequence=False, loss="cross_entropy", shared=False, fsdp=False, **op
         close(p.grad.full_tensor(), q.grad)
 
 
+class Deep(Model):
+    """Two depths of hidden states. Its forward returns sum_d w_d loss_d of a rank's rows, over the ranks' counts."""
+
+    def forward(self, x, targets, chunks, count):
+        hidden = [torch.tanh(self.trunk(x))]
+        hidden.append(torch.tanh(self.trunk(hidden[0])))
+        denominators, weights = [count(y != -100) for y in targets], (1.0, 0.3)
+        if chunks:
+            options = {"denominator": denominators, "depth_weight": weights}
+            return safeops.head_loss(self.head, hidden, targets, **options).loss
+        losses = [
+            safeops.cross_entropy(self.head(h), y, denominator=n) for h, y, n in zip(hidden, targets, denominators)
+        ]
+        return sum(w * loss for w, loss in zip(weights, losses))
+
+
+def depths(wrap):
+    """Depths that keep other rows on each rank must have the gradients of one process, and no more collectives than one
+    depth of hidden states has."""
+    _chunks.FEWEST, _chunks.CHUNK = (7, 7), 1
+    x, target = batch(torch.float64)
+    rank, world = dist.get_rank(), dist.get_world_size()
+    targets = [target, target.flip(1)]
+    targets[0][0, :30] = targets[1][-1, :15] = -100
+    head = heads()["two layers"]
+    single, one = Deep(head).double(), wrap(Model(copy.deepcopy(head)).double())
+    net = wrap(copy.deepcopy(single))
+    own = [y[rank] for y in targets]
+    for _ in range(2):
+        sent = step(net, x[rank], own, True, count=safeops.distributed.global_count)
+        most = step(one, x[rank], own[0], True)
+    sent["reduce"] -= 2  # (the two counts)
+    assert sent == most and sent["reduce"] > 0, (sent, most)
+    counts = iter([(y != -100).sum() for y in targets] * world)
+    sum(single(x[r], [y[r] for y in targets], False, lambda keep: next(counts)) for r in range(world)).backward()
+    for got, want in zip(gradients(net), gradients(single), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+
+
 NONE = {"reduction": "none"}
 LOG_PROBS = {"loss": "token_log_probs"}
 CASES = {
     **{f"fsdp {name}": functools.partial(compare, name, sharded) for name in heads()},
     **{f"ddp {name}": functools.partial(compare, name, ddp) for name in heads()},
+    "fsdp, depths": functools.partial(depths, sharded),
+    "ddp, depths": functools.partial(depths, ddp),
     "fsdp, gradients by row": functools.partial(compare, "two layers", sharded, **NONE),
     "fsdp, log-probabilities": functools.partial(compare, "adapter", sharded, **LOG_PROBS),
     "fsdp, frozen hidden": functools.partial(compare, "two layers", sharded, trunk=False),
