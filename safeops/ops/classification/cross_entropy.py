@@ -443,6 +443,9 @@ def cross_entropy(
         >>> logits = torch.tensor([[2.0, 0.0, 0.0], [0.0, 0.0, torch.nan]])
         >>> safeops.cross_entropy(logits, torch.tensor([0, -100]))
         tensor(0.2395)
+        >>> kept = torch.tensor([[True, True, False], [True, True, True]])
+        >>> safeops.cross_entropy(logits, torch.tensor([0, -100]), support=kept).loss
+        tensor(0.1269)
     """
     if extra or unknown:
         refuse(cross_entropy, extra, unknown)

@@ -261,13 +261,17 @@ def divergence(
     return finish(name, loss, keep, weight, reduction, denominator, empty)
 
 
+OF_BOTH = """\
+            A bool one, or a threshold, costs a copy of both operands. In CSR form only the logits of its classes are
+            read.
+"""
 ARGUMENTS = (
     """\
         temperature: divides the logits of both, above 0. (Distillation multiplies the loss by its square, to keep the
             size of the gradients.)
 """
     + _best_classes.ARGUMENTS
-    + SUPPORT
+    + SUPPORT.replace("is masked out.\n", "is masked out.\n" + OF_BOTH, 1)
     + ROW_ARGUMENTS
     + """
     Raises:

@@ -258,6 +258,10 @@ def linear_divergence(
     return finish(name, loss.reshape(rows), keep, weight, reduction, denominator, empty)
 
 
+OF_LAYER = """\
+            With a bool one, chunks of logits are filled with -inf. In CSR form there are no products of matrices and no
+            other logits: rows of the weights are gathered for its classes, and multiplied in fp32.
+"""
 ARGUMENTS = (
     """\
         input: (..., D) floating tensor, a vector for each row.
@@ -269,7 +273,7 @@ ARGUMENTS = (
         temperature: divides the logits of both, above 0.
 """
     + _best_classes.ARGUMENTS
-    + SUPPORT
+    + SUPPORT.replace("is masked out.\n", "is masked out.\n" + OF_LAYER, 1)
     + LOGITS_DTYPE.replace("half operands", "half operands, the teacher's too,")
     + ROW_ARGUMENTS
     + """
