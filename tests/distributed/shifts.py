@@ -1,6 +1,9 @@
 """Cases of shift_labels, and of means over sequences that ranks share. Each rank compares with the whole labels."""
 
 import functools
+import importlib.util
+import os
+import tempfile
 from unittest import mock
 
 import torch
@@ -117,8 +120,9 @@ def evaluation():
     rank, world = dist.get_rank(), dist.get_world_size()
     g = torch.Generator().manual_seed(4)
     logits, labels = torch.randn(2 * world, 4 * world, 10, generator=g).double(), numbers(2 * world, 4 * world) % 10
-    labels[0, 3:] = labels[1:3] = labels[:, -7:] = -100
+    labels[0, 3:] = labels[1:3] = labels[3, -2:] = -100
     want = ForCausalLMLoss(logits, labels, 10)
+    assert want > 0
 
     def average(loss):
         dist.all_reduce(loss)
@@ -136,6 +140,32 @@ def evaluation():
         average(ForCausalLMLoss(part, own, 10, count, shift_labels=shifted) * world)
 
 
+def trainer():
+    """transformers' Trainer on several processes reports the mean over all labels, whichever way it takes the loss."""
+    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+    rank, world, labels = dist.get_rank(), dist.get_world_size(), numbers(8, 9) % 50
+    labels[0, 2:] = labels[3, :7] = -100
+    data = [{"input_ids": row.clamp(min=0), "labels": row} for row in labels]
+    sizes = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+    torch.manual_seed(1)
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2)).eval()
+    want = ForCausalLMLoss(model(torch.stack([x["input_ids"] for x in data])).logits.detach(), labels, 50)
+    environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "localhost", "MASTER_PORT": 0}
+    model.loss_function = ForCausalLMLoss
+    with (
+        mock.patch.dict(os.environ, {k: str(x) for k, x in environment.items()}),
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        arguments = TrainingArguments(
+            folder, per_device_eval_batch_size=8 // world, use_cpu=True, report_to="none", disable_tqdm=True
+        )
+        assert arguments.world_size == world
+        for function in (None, compute_loss_func):
+            given = Trainer(model, arguments, eval_dataset=data, compute_loss_func=function).evaluate()
+            torch.testing.assert_close(given["eval_loss"], want.item(), rtol=1e-6, atol=0)
+
+
 CASES = {
     "parts": parts,
     "meshes": meshes,
@@ -144,4 +174,5 @@ CASES = {
     "evaluation": evaluation,
     "disagreement": disagreement,
     "errors": errors,
+    **({"trainer": trainer} if importlib.util.find_spec("transformers") else {}),
 }
