@@ -137,13 +137,24 @@ def test_infinite_logits(form):
 
 
 @each_form
+def test_logits_of_any_size(form):
+    """A constant of the row changes nothing, and exp does not overflow."""
+    x, target, support = images(torch.float64)
+    got, want = (
+        outcome(lambda x: safeops.cross_entropy(x, target, **given(form, support, 1), outside="mask"), x + shift)
+        for shift in (1e4, 0)
+    )
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+
+
+@each_form
 def test_masked_rows_do_not_exist(form):
     """NaN in a row, a support without a class, a target that is not a class: nothing of it counts."""
     x, target, support = images(torch.float32)
     want = outcome(lambda x: safeops.cross_entropy(x, target, **given(form, support, 1), mask=MASK), x)
-    for garbage in (math.nan, math.inf):
+    for garbage, kept in ((math.nan, False), (math.inf, True), (math.nan, True)):
         y, t, s = x.clone(), target.clone(), support.clone()
-        y.movedim(1, -1)[~MASK], t[~MASK], s.movedim(1, -1)[~MASK] = garbage, 99, False
+        y.movedim(1, -1)[~MASK], t[~MASK], s.movedim(1, -1)[~MASK] = garbage, 99, kept
         got = outcome(lambda x, t=t, s=s: safeops.cross_entropy(x, t, **given(form, s, 1), mask=MASK), y)
         torch.testing.assert_close(got, want, rtol=0, atol=0)
 

@@ -88,13 +88,25 @@ def test_probabilities_of_0(name, form):
 
 @each
 @each_form
+def test_logits_of_any_size(name, form):
+    """A constant of the row changes nothing, and exp does not overflow."""
+    x, y, support = pair()
+    function = getattr(safeops, name)
+    got, want = (
+        outcome(lambda x, y: function(x, y, **given(form, support)), x + shift, y - shift) for shift in (1e4, 0)
+    )
+    torch.testing.assert_close(got, want, rtol=1e-8, atol=1e-8)
+
+
+@each
+@each_form
 def test_masked_rows_do_not_exist(name, form):
     x, y, support = pair(torch.float32)
     function = getattr(safeops, name)
     want = outcome(lambda x, y: function(x, y, **given(form, support), mask=MASK), x, y)
-    for garbage in (math.nan, math.inf):
+    for garbage, kept in ((math.nan, False), (math.inf, True), (math.nan, True)):
         a, b, s = x.clone(), y.clone(), support.clone()
-        a[~MASK], b[~MASK], s[~MASK] = garbage, -garbage, False
+        a[~MASK], b[~MASK], s[~MASK] = garbage, -garbage, kept
         got = outcome(lambda x, y, s=s: function(x, y, **given(form, s), mask=MASK), a, b)
         torch.testing.assert_close(got, want, rtol=0, atol=0)
 
