@@ -150,7 +150,7 @@ def test_second_derivatives():
 
 @pytest.mark.parametrize("case", ["option of a layer", "gradient of an option", "transform"])
 def test_one_by_one(case):
-    """What the chunks do not take is the sum of the depths' own calls."""
+    """A call that the chunks do not take must be the sum of the depths' own calls."""
     head, (hidden, target) = nn.Linear(D, C).double(), example()
     if case == "option of a layer":
         got = safeops.head_loss(head, hidden, target, depth_weight=WEIGHTS, logits_dtype=torch.float64)

@@ -14,7 +14,7 @@ from safeops.core.library import declare_raw
 from safeops.core.matmul import without_autocast
 from safeops.core.op import Op
 from safeops.ops.classification._best_classes import BUCKET, RENORMALIZE, absent, existing, of_student, of_teacher
-from safeops.ops.classification.cross_entropy import _cross_entropy
+from safeops.ops.classification.cross_entropy import _cross_entropy, _overwrite
 from safeops.ops.linear import _rows
 from safeops.ops.linear._chunks import NO_CLASS, blocks, logits_of, products, scale_of
 from safeops.ops.linear._entries import LinearEntries
@@ -91,14 +91,18 @@ def _compute_backward(grad, row_stats, input, linear_weight, linear_bias, indice
     scale = scale_of(x, linear_weight, largest)
     grad = (grad if scale is None else grad * scale).to(compute)
     own, of_others = grad[:, :-1] / temperature, grad[:, -1].contiguous()
-    has_others, no_class = keep & (row_stats[0] != -INF), indices.new_full((len(x),), -1)
-    options = NO_CLASS, 0.0, 0.0, temperature, 0.0, True, False, True
+    has_others, first = keep & (row_stats[0] != -INF), indices.new_zeros(len(x))
+    maximum, log_total = row_stats.to(compute)
 
     def slopes(logits, part):
+        """The slopes of others, in place of the logits, and those of the best classes. (The kernel subtracts g at the
+        class of a row, here the first of the chunk: that column is computed apart.)"""
         columns, inside = _columns(indices, exists, part)
-        operands = of_others, _without(logits, columns, inside), no_class, row_stats, None, has_others
-        slope, _ = _cross_entropy.backward(*operands, *options)
-        return _add(slope, columns, torch.where(inside, own, 0))
+        x_first = _without(logits, columns, inside)[:, 0].to(compute)
+        of_first = of_others * ((x_first / temperature - maximum) - log_total).exp() / temperature
+        _overwrite(of_others, logits, first, row_stats, None, has_others, NO_CLASS, 0.0, 0.0, temperature, 0.0)
+        logits[:, 0] = torch.where(has_others, of_first, 0)
+        return _add(logits, columns, torch.where(inside, own, 0))
 
     return products(x, linear_weight, linear_bias, keep, slopes, scale, compute, needs, wide)
 
