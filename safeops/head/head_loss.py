@@ -150,6 +150,9 @@ def head_loss(
         >>> hidden, target = torch.tensor([[2.0, 0.0], [0.0, torch.nan]]), torch.tensor([0, -100])
         >>> safeops.head_loss(lambda hidden: torch.tanh(hidden @ weight.T) * scale, hidden, target)
         tensor(0.8043)
+        >>> depths, targets = [hidden, hidden[:1]], [target, torch.tensor([1])]
+        >>> safeops.head_loss(torch.nn.Identity(), depths, targets, depth_weight=[1.0, 0.3]).depth_losses
+        tensor([0.1269, 2.1269])
     """
     if not callable(head):
         raise TypeError(f"{NAME}: head must be a module or a function hidden -> logits, got {type(head).__name__}")

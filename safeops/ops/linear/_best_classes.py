@@ -16,7 +16,7 @@ from safeops.core.op import Op
 from safeops.ops.classification._best_classes import BUCKET, RENORMALIZE, absent, existing, of_student, of_teacher
 from safeops.ops.classification.cross_entropy import _cross_entropy, _overwrite
 from safeops.ops.linear import _rows
-from safeops.ops.linear._chunks import NO_CLASS, blocks, logits_of, products, scale_of
+from safeops.ops.linear._chunks import NO_CLASS, blocks, keeps_sums, logits_of, products, scale_of
 from safeops.ops.linear._entries import LinearEntries
 from safeops.ops.linear._layer import all_logits
 
@@ -64,10 +64,11 @@ def _compute(input, linear_weight, linear_bias, indices, keep, temperature, wide
     every, options = slice(0, len(linear_weight)), (NO_CLASS, 0.0, 0.0, temperature, 0.0)
     exists = existing(indices, keep, every.stop)
     keep = exists.new_ones(len(input)) if keep is None else keep
-    size = max(1, _rows.rows_at_once(input, linear_weight, wide=wide) // 2)
+    size = min(len(input), _rows.rows_at_once(input, linear_weight, wide=wide))
+    buffer = input.new_empty(size, every.stop, dtype=results.dtype if keeps_sums(input, wide) else input.dtype)
     with without_autocast(input):
-        for part in blocks(len(input) if every.stop else 0, size):
-            logits = logits_of(input[part], linear_weight, linear_bias, wide=wide)
+        for part in blocks(len(input) if every.stop else 0, max(1, size)):
+            logits = logits_of(input[part], linear_weight, linear_bias, buffer[: len(input[part])], wide)
             columns, inside = _columns(indices[part], exists[part], every)
             own = logits.gather(1, columns).to(results.dtype) / temperature
             results[part, :-1] = torch.where(inside, own, -INF)

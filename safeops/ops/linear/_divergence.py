@@ -12,7 +12,7 @@ from safeops.core.matmul import without_autocast
 from safeops.core.op import Op
 from safeops.core.symbolic import as_float
 from safeops.ops.classification import _best_classes
-from safeops.ops.classification._support import INF, SUPPORT
+from safeops.ops.classification._support import INF, SUPPORT, has_classes
 from safeops.ops.divergences import _support
 from safeops.ops.divergences._divergence import ROW_STATS, validate_module, validate_options
 from safeops.ops.linear import _rows
@@ -53,7 +53,7 @@ def _split(keep):
     """Returns (bool (N,) or None, bool (N, C) or None): the rows that are kept, and the support of each."""
     if keep is None or keep.dim() == 1:
         return keep, None
-    return keep.view(torch.uint8).amax(1) > 0 if keep.shape[1] else keep.any(1), keep
+    return has_classes(keep, 1), keep
 
 
 class LinearDivergence(Op):
@@ -273,6 +273,9 @@ ARGUMENTS = (
         temperature: divides the logits of both, above 0.
 """
     + _best_classes.ARGUMENTS
+    + """\
+            Then no logits but those of the K classes are computed, from gathered rows of the weight, in fp32.
+"""
     + SUPPORT.replace("is masked out.\n", "is masked out.\n" + OF_LAYER, 1)
     + LOGITS_DTYPE.replace("half operands", "half operands, the teacher's too,")
     + ROW_ARGUMENTS
