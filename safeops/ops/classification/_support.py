@@ -127,11 +127,16 @@ def kept_rows(target, mask, ignore_index, classes):
 
 def with_classes(name, support, keep, dim=-1):
     """`keep` without the rows whose bool support has no class; they raise where the host may look."""
-    classes = support.shape[dim]
-    # (the largest byte: on the CPU, aten's any() of bools takes ten times as long)
-    right = support.view(torch.uint8).amax(dim) > 0 if classes else support.any(dim)
-    refuse_rows(name, right, keep, classes, lambda row: "no class")
+    right = has_classes(support, dim)
+    refuse_rows(name, right, keep, support.shape[dim], lambda row: "no class")
     return keep & right
+
+
+def has_classes(support, dim):
+    """Bool: the rows of a bool support that have a class."""
+    if not support.shape[dim] or not check.may_look(support):  # (Inductor reads bools that are viewed as bytes wrong)
+        return support.any(dim)
+    return support.view(torch.uint8).amax(dim) > 0  # (on the CPU, aten's any() of bools takes ten times as long)
 
 
 def of_rows(name, support, outside, target, mask, ignore_index, dim=-1):

@@ -174,7 +174,9 @@ def test_under_autocast_as_an_op_and_as_a_module(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [NAMES[0], *(pytest.param(n, marks=pytest.mark.exhaustive) for n in NAMES[1:])])
-@pytest.mark.parametrize("form", ["bool", "csr", "threshold"])
+@pytest.mark.parametrize(
+    "form", ["bool", *(pytest.param(f, marks=pytest.mark.exhaustive) for f in ("csr", "threshold"))]
+)
 def test_compiled_and_exported(name, form):
     x, y, support = pair(torch.float32)
 

@@ -242,7 +242,9 @@ def test_under_autocast_as_an_op_and_as_a_module(form):
 
 
 @pytest.mark.slow
-@each_form
+@pytest.mark.parametrize(
+    "form", ["bool", *(pytest.param(f, marks=pytest.mark.exhaustive) for f in ("csr", "threshold"))]
+)
 def test_compiled_and_exported(form):
     operands, support = layers(torch.float32)
     restriction = given(form, support)
