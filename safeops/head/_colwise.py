@@ -28,10 +28,13 @@ def over_ranks(head, hidden, target, options, loss_of):
         return DTensor.from_local(x, mesh, layout, run_check=False) if is_plain else x
 
     def local(x):
-        return x if check.mesh(x) is None else x.redistribute(placements=[Replicate()] * x.device_mesh.ndim).to_local()
+        if check.mesh(x) is None:
+            return x
+        # (a copy: `to_local` returns a view, whose change in place would lose the hook by which fully_shard gathers)
+        return x.redistribute(placements=[Replicate()] * x.device_mesh.ndim).to_local().clone()
 
     def run(_, x):
-        layer = torch.nn.Linear(0, 0, bias=head.bias is not None, device="meta")
+        layer = torch.nn.Linear(1, 1, bias=head.bias is not None, device="meta")
         layer.weight, layer.bias = head.weight, head.bias
         x = x.to(layer.weight.dtype) if is_sharded(head) else x  # (its precision policy)
         operands = {key: shared(value, everywhere) for key, value in options.items()}

@@ -3,6 +3,7 @@ no more collectives than head(hidden) needs."""
 
 import copy
 import functools
+import warnings
 from unittest import mock
 
 import torch
@@ -187,7 +188,7 @@ def layer_of_dtensors():
     torch.testing.assert_close(results[0].full_tensor(), whole, rtol=1e-12, atol=1e-12)
 
 
-def colwise(sequence=False, loss="cross_entropy", shared=False, fsdp=False, **options):
+def colwise(sequence=False, loss="cross_entropy", shared=False, fsdp=False, tolerance=1e-12, **options):
     """A head under ColwiseParallel must take the linear function, of plain tensors as of DTensors, and under sequence
     parallel of a rank's own tokens: values and gradients of one process, and never all logits of a rank."""
     both = init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("dp", "tp"))
@@ -199,7 +200,8 @@ def colwise(sequence=False, loss="cross_entropy", shared=False, fsdp=False, **op
         hidden[0, :2], labels = 0, torch.randn(3, tokens, C, generator=g).double()
     parallelize_module(layer, m, ColwiseParallel(input_layouts=Shard(1) if sequence else Replicate()))
     if fsdp:
-        fully_shard(layer, mesh=both["dp"])
+        policy = MixedPrecisionPolicy(param_dtype=torch.float64 if tolerance < 1e-9 else torch.float32)
+        fully_shard(layer, mesh=both["dp"], mp_policy=policy)
     x = hidden.clone().requires_grad_()
     want = loss_of(safeops.head_loss(single, x, labels, loss=loss, **options))
     want.backward()
@@ -208,16 +210,20 @@ def colwise(sequence=False, loss="cross_entropy", shared=False, fsdp=False, **op
     layout = [Shard(1) if sequence else Replicate()]
     operand = DTensor.from_local(leaf, m, layout, run_check=False) if shared else leaf
     refuse = mock.Mock(side_effect=AssertionError("all logits"))
-    with mock.patch.object(nn.functional, "linear", refuse), Collectives() as sent:
+    before = torch.get_rng_state()
+    with mock.patch.object(nn.functional, "linear", refuse), Collectives() as sent, warnings.catch_warnings():
+        warnings.simplefilter("error")
         got = loss_of(safeops.head_loss(layer, operand, labels, loss=loss, **options))
+        got *= 1  # as transformers' Trainer does
         got.backward()
+    assert torch.equal(torch.get_rng_state(), before)
     # The numbers of each row are gathered, and the input's gradient is added up. Under sequence parallel the hidden
     # rows are gathered, in forward and in backward, and that sum is scattered.
     if not fsdp and not options:
         assert sent.counts == {"gather": 1 + 2 * sequence, "reduce": 1}, sent.counts
     assert isinstance(got, DTensor) == shared
-    close = functools.partial(torch.testing.assert_close, rtol=1e-12, atol=1e-12)
-    close(got.full_tensor() if shared else got, want)
+    close = functools.partial(torch.testing.assert_close, rtol=tolerance, atol=tolerance)
+    close((got.full_tensor() if shared else got).double(), want)
     close(leaf.grad, x.grad[:, 4 * rank : 4 * rank + 4] if sequence else x.grad)
     for p, q in zip(layer.parameters(), single.parameters()):
         close(p.grad.full_tensor(), q.grad)
@@ -292,4 +298,5 @@ CASES = {
     "sequence parallel, log-probabilities": functools.partial(colwise, True, **LOG_PROBS),
     "sequence parallel, divergence": functools.partial(colwise, True, "kl_div"),
     "sequence parallel, fsdp": functools.partial(colwise, True, fsdp=True),
+    "sequence parallel, fsdp, by policy": functools.partial(colwise, True, fsdp=True, tolerance=1e-6),
 }
