@@ -26,7 +26,7 @@ class Entries:
         count = self.count
         if not count or not size:  # there is nothing to gather from
             classes = classes[:0]
-        place = torch.arange(len(classes), device=classes.device)
+        place = torch.arange(classes.shape[0], device=classes.device)
         row = torch.searchsorted(offsets[1:].contiguous(), place, right=True)
         of_row = (row < count) & (place >= offsets[0])
         real = of_row & (classes >= 0) & (classes < size)
@@ -37,7 +37,7 @@ class Entries:
         wrong = offsets.new_zeros(count + 1, dtype=torch.bool)  # (what is right is written to the last element)
         wrong = wrong.scatter(0, torch.where(of_row & ~real, row, count), True)
         wrong = wrong.scatter(0, torch.where(twice, sorted_index[1:] // max(size, 1), count), True)[:-1]
-        within = (offsets[:-1] >= 0) & (offsets[1:] <= len(classes))
+        within = (offsets[:-1] >= 0) & (offsets[1:] <= classes.shape[0])
         right = (offsets.diff() > 0) & within & ~wrong
         refuse_rows(name, right, keep, size, lambda row: _listed(offsets, classes, row))
         self.keep = keep & right

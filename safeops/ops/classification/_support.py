@@ -85,7 +85,7 @@ def validate(name, support, threshold, shape, dim=-1, **of):
     for key, x in zip(keys, parts):
         if x.dtype not in INTEGERS or x.dim() != 1:
             raise TypeError(f"{name}: {key} must be 1-dim, int64 or int32, got {x.dtype} {check.shown(x)}")
-    if len(parts[0]) != math.prod(rows) + 1:
+    if parts[0].shape[0] != math.prod(rows) + 1:
         raise ValueError(
             f"{name}: support's offsets {check.shown(parts[0])} must have one more element than there are rows, {rows}"
         )

@@ -252,22 +252,33 @@ def test_as_a_module():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["bool", "csr", pytest.param("threshold", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "form", ["csr", *(pytest.param(f, marks=pytest.mark.exhaustive) for f in ("bool", "threshold"))]
+)
 def test_compiled_and_exported(form):
-    x, target, support = images(torch.float32)
+    """Exported for any number of rows and, in CSR form, of classes in all supports."""
 
-    def function(x, options):
+    def function(x, target, options):
         return tuple(safeops.cross_entropy(x, target, **options, label_smoothing=0.25, outside="mask"))
 
     class Loss(torch.nn.Module):
-        def forward(self, x, options):
-            return function(x, options)
+        def forward(self, x, target, options):
+            return function(x, target, options)
 
-    options = given(form, support, 1)
-    want = outcome(lambda x: function(x, options), x)
-    torch.testing.assert_close(outcome(lambda x: torch.compile(function, fullgraph=True)(x, options), x), want)
-    program = torch.export.export(Loss(), (x, options), strict=True).module()
-    torch.testing.assert_close(outcome(lambda x: program(x, options), x), want)
+    def operands(rows):
+        logits, target, support = example((rows,), seed=rows)
+        return logits, target, given(form, support, 1)
+
+    def check(called, x, *rest):
+        got, want = (outcome(lambda x, f=f: f(x, *rest), x) for f in (called, function))
+        torch.testing.assert_close(got, want)
+
+    check(torch.compile(function, fullgraph=True), *operands(12))
+    rows, entries = torch.export.Dim("rows", min=2, max=99), torch.export.Dim("entries", min=3, max=999)
+    sizes = {"support": ({0: rows + 1}, {0: entries})} if form == "csr" else dict.fromkeys(operands(2)[2], {0: rows})
+    shapes = {0: rows}, {0: rows}, sizes
+    program = torch.export.export(Loss(), operands(12), dynamic_shapes=shapes, strict=True).module()
+    check(program, *operands(7))
 
 
 @pytest.mark.slow
