@@ -121,10 +121,10 @@ def head_loss(
             "cross_entropy"; class indices (...) for "token_log_probs"; the teacher's logits (..., C) for divergences,
             or its hidden states (..., E) with `target_weight` and `target_bias`, or with `target_head`.
         loss: "cross_entropy", "token_log_probs", "kl_div", "reverse_kl_div", "js_div" or "tv".
-        depth_weight: the weight of each depth's loss: numbers from 0, or a tensor (depths,), differentiable. None: 1
-            each. A depth of weight 0 is masked out.
         check: if True, the first and the last row are run together and apart before all else, and a head that mixes
             rows is refused, such as one with a BatchNorm in training. (Dropout is left out; the host waits.)
+        depth_weight: the weight of each depth's loss: numbers from 0, or a tensor (depths,), differentiable. None: 1
+            each. A depth of weight 0 is masked out.
         options: those of `cross_entropy`, `token_log_probs`, `kl_div_with_logits` and its kin, by name, and of the
             function of a linear layer where the head is a plain `nn.Linear`: mask, reduction, denominator, empty,
             temperature, ... Divergences take `target_head`, a module or function that makes the teacher's logits,
