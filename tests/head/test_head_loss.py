@@ -136,6 +136,19 @@ def test_a_plain_layer_takes_the_linear_function(loss, case):
         assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True))
 
 
+@pytest.mark.parametrize("tail", ["bucket", "renormalize"])
+def test_best_classes_of_a_teacher(tail):
+    """A plain layer has the bits of the function of a linear layer; a head in chunks the value of all logits."""
+    hidden, layer, head = torch.randn(4, 10, D).bfloat16(), nn.Linear(D, C).bfloat16(), LoRA(D, C)
+    values, indices = torch.randn(4, 10, C).log_softmax(-1).topk(5)
+    options = {"target_values": values, "target_indices": indices, "tail": tail, "temperature": 2.0}
+    wide = {"logits_dtype": torch.float32, **options}
+    expected = safeops.linear_kl_div(hidden, layer.weight, linear_bias=layer.bias, **wide)
+    assert torch.equal(safeops.head_loss(layer, hidden, None, loss="kl_div", **wide), expected)
+    result = safeops.head_loss(head, hidden.float(), None, loss="kl_div", **options)
+    torch.testing.assert_close(result, safeops.kl_div_with_logits(head(hidden.float()), **options))
+
+
 @pytest.mark.parametrize("change", ["hook", "forward", "subclass", "parametrization", "global hook"])
 def test_a_layer_that_is_more_is_not_plain(change):
     head, (hidden, target) = nn.Linear(D, C), operands()
