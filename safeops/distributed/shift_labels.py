@@ -1,5 +1,6 @@
 """shift_labels: for each token of a sequence the label of the next one, also across ranks that share the sequence."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ def shift_labels(
     group: Any = None,
     *,
     mesh: Any = None,
-    dims: str | int | None = None,
+    dims: str | int | Sequence[str | int] | None = None,
     ignore_index: int = -100,
 ) -> torch.Tensor:
     """For each token the label of the token after it, where sequences are cut over ranks (context parallel).
@@ -34,7 +35,8 @@ def shift_labels(
 
     The ranks hold consecutive parts, in the order of their ranks in the group. Torch's `context_parallel` with its load
     balancing gives a rank parts from both ends of the sequence: there shift the whole labels first,
-    `shift_labels(labels)` without a group, and cut the result as a buffer beside the others.
+    `shift_labels(labels)` without a group, and cut the result as a buffer beside the others. In a row of several
+    sequences (packed), the first label of each must be `ignore_index`, as with any shift.
 
     Args:
         labels: (..., T) class indices, int64, int32 or uint8: this rank's part of each sequence. T may differ between
