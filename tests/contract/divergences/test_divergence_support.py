@@ -228,3 +228,29 @@ BEST = {"target_values": X[:, :2], "target_indices": torch.tensor([[0, 1], [2, 3
 def test_bad_calls(name, options, error, words):
     with pytest.raises(error, match=f"^{name}: {words}"):
         getattr(safeops, name)(X, **{"target": X, **options})
+
+
+@pytest.fixture
+def mesh():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield torch.distributed.init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
+def test_a_dtensor_is_refused_by_name(mesh):
+    """The losses that take DTensors refuse them beside a support, and a support that is one."""
+    from torch.distributed.tensor import distribute_tensor
+
+    x, s, w, t = (distribute_tensor(x, mesh) for x in (X, S, torch.zeros(5, 5), T))
+    for key, call in (
+        ("input", lambda: safeops.cross_entropy(x, t, support=S)),
+        ("support", lambda: safeops.cross_entropy(X, T, support=s)),
+        ("support_threshold", lambda: safeops.cross_entropy(X, T, support=X, support_threshold=x[:, 0])),
+        ("logits", lambda: safeops.token_log_probs(x, t, support=(OFFSETS, T))),
+        ("input", lambda: safeops.kl_div_with_logits(x, x, support=S)),
+        ("support", lambda: safeops.tv_with_logits(X, X, support=s)),
+        ("input", lambda: safeops.linear_js_div(x, w, x, w, support=S)),
+        ("input", lambda: safeops.linear_token_log_probs(x, w, t, support=S)),
+    ):
+        with pytest.raises(TypeError, match=f"^[a-z_]+: {key} must be no DTensor"):
+            call()
