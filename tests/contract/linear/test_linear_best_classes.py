@@ -206,6 +206,12 @@ def test_fp16_gradients_of_a_scaled_loss(tail):
     of_fp64, known_of_fp64 = wide(layer, known)
     want = outcome(truth("linear_kl_div"), of_fp64, **known_of_fp64, tail=tail)
     assert max(errors(outcome(safeops.linear_kl_div, layer, **known, tail=tail), want)) < 5e-3
+
+    def small(*operands, **options):
+        return safeops.linear_kl_div(*operands, **options) / 64
+
+    sums = [d.double() * 2**20 for d in outcome(small, layer, **known, tail=tail)[2:]]  # (of slopes below 1e-7)
+    assert max(errors(sums, [d * 2**14 for d in want[2:]])) < 2e-2
     leaf = layer[0].requires_grad_()
     loss = safeops.linear_kl_div(leaf, *layer[1:2], linear_bias=layer[2], **known, reduction="sum", tail=tail)
     (dx,) = torch.autograd.grad(loss * 1e7, leaf)
