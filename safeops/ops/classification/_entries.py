@@ -67,6 +67,14 @@ class Entries:
         own = self.exists & (self.classes == class_index.reshape(-1)[self.row])
         return own, self.total(own.float()) > 0
 
+    def count_outside(self, inside, outside):
+        """How many rows are not `inside`. With outside="mask" they and their entries are left out from here on."""
+        count = (self.keep & ~inside).sum()
+        if outside == "mask":
+            self.keep = self.keep & inside
+            self.exists = self.exists & self.keep[self.row]
+        return count
+
     def certain(self, x, own):
         """Bool, (count,): True for a row in which the logit x of its class alone is +inf: its results are limits."""
         infinite, nothing = x.detach() == INF, x.detach().isnan()
@@ -85,12 +93,12 @@ def log_probs(name, support, outside, gather, size, target, mask, ignore_index, 
     exist."""
     keep, index = kept_rows(target, mask, ignore_index, size)
     entries = Entries(name, support, keep, size)
+    own, inside = entries.own(index)
+    count = entries.count_outside(inside, outside)  # before the gather: rows that are left out may hold NaN
     x = gather(entries)
     compute = compute_dtype(x.dtype)
     x = shaped(wide_on_cpu(x.to(compute)), temperature, softcap)
     keep, total = entries.keep, entries.total
-    own, inside = entries.own(index)
-    count = (keep & ~inside).sum()
     certain = entries.certain(x, own)
     x = torch.where(certain[entries.row], 0, x)
     log_p, log_sum = entries.log_softmax(x)
@@ -98,7 +106,6 @@ def log_probs(name, support, outside, gather, size, target, mask, ignore_index, 
     entropy = -total(p * torch.where(p == 0, 0, log_p))
     log_prob = torch.where(inside, total(torch.where(own, x, 0)), -INF) - log_sum
     results = [torch.where(certain, limit, row) for row, limit in ((log_prob, 0), (entropy, 0), (log_sum, INF))]
-    keep = keep & inside if outside == "mask" else keep
     return torch.where(keep, torch.stack(results), 0).to(compute).reshape(3, *target.shape), count
 
 

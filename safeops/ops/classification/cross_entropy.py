@@ -506,8 +506,8 @@ def _of_support(operands, row_weight, reduction, denominator, empty, support, ou
         return CrossEntropyOfSupport(loss, count)
     keep, index = _support.kept_rows(target, mask, ignore_index, classes)
     entries = _entries.Entries(NAME, support, keep, classes)
-    inside, keep = entries.own(index)[1], entries.keep
-    count, keep = (keep & ~inside).sum(), (keep & inside if outside == "mask" else keep).reshape(target.shape)
+    count = entries.count_outside(entries.own(index)[1], outside)
+    keep = entries.keep.reshape(target.shape)
     if weight is not None and (symbolic(z_loss) or z_loss != 0) and options[:2] == ("mean", None):
         weight = normalized_weight(weight, input, dim, target, keep, ignore_index, row_weight)
     dtype = compute_dtype(input.dtype)

@@ -175,6 +175,19 @@ def test_masked_rows_do_not_exist(form):
         torch.testing.assert_close(got, want, rtol=0, atol=0)
 
 
+@each_form
+@pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf])
+def test_a_row_that_is_outside_and_masked_out_does_not_exist(form, garbage):
+    x, target, support = images(torch.float32)
+    outside = ~support.gather(1, target.clamp(min=0).unsqueeze(1)).squeeze(1)
+    options = {**given(form, support, 1), "outside": "mask", "z_loss": 0.125, "label_smoothing": 0.25}
+    want = outcome(lambda x: safeops.cross_entropy(x, target, **options), x)
+    x.movedim(1, -1)[outside] = garbage
+    got = outcome(lambda x: safeops.cross_entropy(x, target, **options), x)
+    assert got[1] > 0 and not got[2][0].movedim(1, -1)[outside].any()
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
 def test_layouts():
     """One row without dims, no rows, and strided logits: the CSR form does not copy them."""
     for shape in ((11,), (0, 11), (2, 11, 0), (2, 11, 3, 2)):

@@ -119,6 +119,18 @@ def test_with_a_mask_a_temperature_and_a_softcap(form, outside):
     assert not any(r[~keep].any() for r in rows) and not gradient[~keep].any()
 
 
+@each_form
+def test_a_row_that_is_outside_and_masked_out_does_not_exist(form):
+    logits, target, support = example()
+    outside = ~support.gather(-1, target.unsqueeze(-1)).squeeze(-1)
+    logits[outside] = math.nan
+    upstream = torch.where(outside, math.nan, torch.ones(3, *ROWS, device=DEVICE))
+    x = logits.requires_grad_()
+    rows = safeops.token_log_probs(x, target, **given(form, support), outside="mask")[:3]
+    (gradient,) = torch.autograd.grad(rows, x, upstream.unbind())
+    assert outside.any() and not gradient[outside].any() and gradient.isfinite().all()
+
+
 def test_infinite_logits():
     """+inf at the class of the row alone is certain, as without a support; every other +inf or NaN in it is NaN."""
     inf, nan = math.inf, math.nan
