@@ -104,13 +104,11 @@ def each(function, calls):
 
 
 def total(losses, weights):
-    """sum_d w_d loss_d, where a depth of weight 0 adds 0."""
+    """sum_d w_d loss_d, where a depth of weight 0 adds 0, with gradient 0."""
     terms = []
     for w, loss in zip(weights, losses):
-        if isinstance(w, float):
-            terms.append(w * loss if w else loss.detach().new_zeros(()))
-        else:
-            terms.append(torch.where(w != 0, w.to(loss.dtype) * loss, 0))
+        w = torch.full_like(loss, w) if isinstance(w, float) else w
+        terms.append(torch.where(w != 0, w.to(loss.dtype) * loss, 0))
     return torch.stack(terms).sum()
 
 

@@ -130,6 +130,16 @@ def test_a_weight_of_0_masks_a_depth_out(kind):
         assert not grads[1].any() and all(d.isfinite().all() for d in grads)
 
 
+@pytest.mark.parametrize("kind", [list, torch.tensor])
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_all_weights_0(one_by_one, kind):
+    """The loss is 0, and on the graph: backward gives gradients of 0."""
+    head, (hidden, target) = nn.Linear(D, C).double(), example()
+    hidden, options = [x.requires_grad_() for x in hidden], {"logits_dtype": torch.float64} if one_by_one else {}
+    got = safeops.head_loss(head, hidden, target, depth_weight=kind([0.0, 0.0, 0.0]), **options)
+    assert got.loss == 0 and not any(d.any() for d in gradients(got.loss, hidden, head))
+
+
 def test_a_gradient_to_the_weights():
     head, (hidden, target) = nn.Sequential(nn.Linear(D, C)).double(), example()
     weight = torch.tensor(WEIGHTS, dtype=torch.float64, requires_grad=True)
