@@ -63,11 +63,15 @@ def ranks_of(name, group, mesh, dims):
     if not is_running():
         raise ValueError(f"{name}: {'group' if mesh is None else 'mesh'}: there is no process group, or no longer")
     if mesh is not None:
+        if not isinstance(mesh, dist.DeviceMesh):
+            raise TypeError(f"{name}: mesh must be a DeviceMesh, got {type(mesh).__name__}")
         group = group_of_mesh(name, mesh, dims)
     elif group is None:
         group = dist.group.WORLD
     try:
         size = dist.get_world_size(group)
+    except (AttributeError, TypeError) as error:
+        raise TypeError(f"{name}: group must be a process group, got {type(group).__name__}") from error
     except (RuntimeError, ValueError) as error:
         raise ValueError(f"{name}: group: {error}") from error
     if size < 1:

@@ -7,6 +7,7 @@ import torch
 
 from safeops import distributed
 from safeops.core import check
+from safeops.core.group import here, ranks_of
 from safeops.ops.classification._classification import INDICES, refuse_missing_class, validate_index, validate_numbers
 from safeops.ops.classification.cross_entropy import cross_entropy
 
@@ -82,14 +83,14 @@ def ForCausalLMLoss(
         raise ValueError(f"{NAME}: logits {check.shown(logits)} must be (..., T, vocab_size), which is {vocab_size}")
     validate_index(NAME, ignore_index)
     validate_numbers(NAME, label_smoothing, z_loss)
-    ranks = _ranks(sequence_group)
+    ranks, denominator = _ranks(sequence_group), _denominator(num_items_in_batch, logits.device)
     if shift_labels is not None:
         target = _labels("shift_labels", shift_labels, logits)
     else:
         # Shift the labels: a shift of the logits would cost as much as the loss, as backward copies a slice's gradient.
         labels = _labels("labels", labels, logits)
         target = distributed.shift_labels(labels, **ranks, ignore_index=ignore_index)
-    target, denominator = target.reshape(logits.shape[:-1]), _denominator(num_items_in_batch, logits.device)
+    target = target.reshape(logits.shape[:-1])
     if ranks and denominator is None:
         denominator = distributed.global_count(target != ignore_index, **ranks)
     options = {"label_smoothing": label_smoothing, "z_loss": z_loss, "denominator": denominator}
@@ -158,11 +159,12 @@ def _ranks(sequence_group):
     """The ranks that share the sequences, as functions of safeops.distributed take them; empty: there are none."""
     if sequence_group is None:
         return {}
-    if not isinstance(sequence_group, torch.distributed.DeviceMesh):
-        return {"group": sequence_group}
-    if sequence_group.ndim != 1:
+    is_mesh = isinstance(sequence_group, torch.distributed.DeviceMesh)
+    if is_mesh and sequence_group.ndim != 1:
         raise ValueError(f'{NAME}: sequence_group must have one dim, as mesh["cp"] has, got {sequence_group}')
-    return {"mesh": sequence_group}
+    ranks = {"group": None, "mesh": None, "mesh" if is_mesh else "group": sequence_group}
+    ranks_of(f"{here(NAME)}: sequence_group", **ranks, dims=None)
+    return ranks
 
 
 def _denominator(items, device):

@@ -92,12 +92,20 @@ def errors():
     raises(ValueError, where, "dims", "'tp'", call=call(shift_labels, labels, mesh=mesh, dims="tp"))
     shared = distribute_tensor(labels, mesh["cp"], [Replicate()])
     raises(TypeError, where, "labels", "DTensor", call=call(shift_labels, shared, mesh=mesh))
+    raises(TypeError, where, "group", "str", call=call(shift_labels, labels, "cp"))
+    raises(TypeError, where, "mesh", "str", call=call(shift_labels, labels, mesh="cp"))
     loss = call(ForCausalLMLoss, torch.zeros(2, 3, 4), labels % 4, 4)
+    raises(TypeError, f"ForCausalLMLoss (rank {rank}): sequence_group", "str", call=call(loss, sequence_group="cp"))
+    shifted = call(loss, num_items_in_batch=1, shift_labels=labels % 4)  # it has no use for the group
+    raises(TypeError, "sequence_group", "str", call=call(shifted, sequence_group="cp"))
+    with sending() as sent:
+        raises(ValueError, "num_items", call=call(loss, num_items_in_batch=-1, sequence_group=dist.group.WORLD))
+    assert not sent
     raises(ValueError, "sequence_group must have one dim", call=call(loss, sequence_group=mesh))
     half = dist.new_group([0])
     if rank:
         raises(ValueError, where, "this rank is not in it", call=call(shift_labels, labels, half))
-        raises(ValueError, "this rank is not in it", call=call(loss, sequence_group=half))
+        raises(ValueError, "sequence_group", "this rank is not in it", call=call(loss, sequence_group=half))
     gone = dist.new_group(list(range(world)))
     dist.barrier()  # destroying the group early would close connections that another rank still makes
     dist.destroy_process_group(gone)
