@@ -108,7 +108,7 @@ def total(losses, weights):
     terms = []
     for w, loss in zip(weights, losses):
         w = torch.full_like(loss, w) if isinstance(w, float) else w
-        terms.append(torch.where(w != 0, w.to(loss.dtype) * loss, 0))
+        terms.append(w.to(loss.dtype) * torch.where(w != 0, loss, 0))  # select before arithmetic: NaN * 0 is NaN
     return torch.stack(terms).sum()
 
 

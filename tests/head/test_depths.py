@@ -146,6 +146,15 @@ def test_a_gradient_to_the_weights():
     check(head, hidden, target, depth_weight=weight, others=[weight])
 
 
+def test_a_weight_of_0_has_the_gradient_0_beside_a_loss_of_nothing():
+    head, (hidden, target) = nn.Sequential(nn.Linear(D, C)).double(), example()
+    hidden, weight = [x.requires_grad_() for x in hidden], torch.tensor([0.0, 1.0, 0.5], requires_grad=True)
+    got = safeops.head_loss(head, hidden, target, depth_weight=weight, empty="nan")
+    assert got.depth_losses[0].isnan() and got.loss.isfinite()
+    *grads, d_weight = gradients(got.loss, hidden, head, weight)
+    assert d_weight[0] == 0 and (d_weight[1:] > 0).all() and all(d.isfinite().all() for d in grads)
+
+
 def test_second_derivatives():
     head, (hidden, target) = nn.Sequential(nn.Linear(D, C), nn.Tanh()).double(), example()
     hidden = [x.requires_grad_() for x in hidden]
