@@ -92,7 +92,7 @@ def test_a_size_as_number_exports(name, key, kind, plain, monkeypatch):
 
     if plain:
         parameters = inspect.signature(getattr(safeops, name)).parameters
-        wanted = [k for k, x in parameters.items() if x.default is x.empty or k in (key, "target")]
+        wanted = [k for k, x in parameters.items() if x.default is x.empty or k in (key, "target", "target_weight")]
         monkeypatch.setitem(CALLS, name, {k: x for k, x in CALLS[name].items() if k in wanted})
     operands = {k: x for k, x in tensors(name).items() if k != key}
     shapes = ({0: torch.export.Dim("n")}, dict.fromkeys(operands))

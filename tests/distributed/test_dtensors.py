@@ -27,6 +27,7 @@ def test_on_several_processes(outcomes, world, case):
 def test_which_are_covered():
     assert set(dtensors.COVERED.values()) == {
         *("elementwise", "loss", "rows", "vocabulary", "log_probs", "divergence"),
+        *("linear_log_probs", "linear_divergence"),
         *("sum", "mean", "statistic", "count"),
         *("softmax", "normalize", "cosine"),
     }
