@@ -19,13 +19,9 @@ from safeops.ops.classification._classification import (
     weighed,
     without_weight_0,
 )
+from safeops.ops.classification._cross_entropy_of_support import validate_support
 from safeops.ops.classification._logits import validate_logits
-from safeops.ops.classification.cross_entropy import (
-    CrossEntropyOfSupport,
-    _cross_entropy,
-    cross_entropy,
-    validate_support,
-)
+from safeops.ops.classification.cross_entropy import CrossEntropyOfSupport, _cross_entropy, cross_entropy
 from safeops.ops.classification.token_log_probs import (
     TokenLogProbs,
     TokenLogProbsAndArgmax,

@@ -8,10 +8,10 @@ from safeops.core import check
 from safeops.core.dtypes import FLOATING, LARGEST, compute_dtype, wide_on_cpu
 from safeops.core.foreign import refuse
 from safeops.core.library import declare_raw
-from safeops.core.loss_reduction import reduce, validate_options
+from safeops.core.loss_reduction import validate_options
 from safeops.core.private_torch import saved_by_name
-from safeops.core.symbolic import as_operand, symbolic
-from safeops.ops.classification import _entries, _support
+from safeops.core.symbolic import symbolic
+from safeops.ops.classification import _support
 from safeops.ops.classification._classification import (
     ARGUMENTS,
     INDICES,
@@ -25,9 +25,9 @@ from safeops.ops.classification._classification import (
     validate_index,
     validate_numbers,
     validate_reduction,
-    weighed,
     without_weight_0,
 )
+from safeops.ops.classification._cross_entropy_of_support import OUTSIDE, of_support, reduce_weighed, with_outside
 from safeops.ops.classification._logits import as_floats, is_zero, shaped, slope_of_shape, validate_logits
 
 NAME = "cross_entropy"
@@ -369,17 +369,6 @@ _cross_entropy.example = "torch.tensor([[2.0, 0.0], [0.0, 3.0]]), torch.tensor([
 
 # ---- public function
 
-
-OUTSIDE = """\
-        outside: for a kept row whose target is not in its support: "-inf": its log probability, so that its loss is
-            inf (its gradient is that of the logsumexp); "mask": it is masked out, and no mean counts it.
-"""
-NONE = '(N, d1, ...) for "none".\n'
-RETURNS = """\
-        With `support` a named tuple (loss, outside); outside: how many kept rows have a target that is not in their
-        support, an int64 number on the device.
-"""
-
 _PUBLIC = (
     '(Tensor input, Tensor target, Tensor? weight=None, *, Tensor? mask=None, str reduction="mean", '
     "int ignore_index=-100, float label_smoothing=0.0, float z_loss=0.0, Tensor? row_weight=None, "
@@ -393,7 +382,7 @@ _PUBLIC = (
     + _PUBLIC.format(
         ', Tensor[] support, Tensor? support_threshold=None, str outside="-inf"', "(Tensor loss, Tensor outside)"
     ),
-    arguments=_support.SUPPORT + OUTSIDE + ARGUMENTS.replace(NONE, NONE + RETURNS),
+    arguments=_support.SUPPORT + OUTSIDE + with_outside(ARGUMENTS),
 )
 def cross_entropy(
     input, target, weight=None, *extra, mask=None, reduction="mean", ignore_index=-100, label_smoothing=0.0, z_loss=0.0,
@@ -454,8 +443,8 @@ def cross_entropy(
         mask = without_weight_0(NAME, row_weight, mask, input)
     operands = input, target, weight, mask, ignore_index, label_smoothing, z_loss, temperature, softcap
     if support is not None or support_threshold is not None or outside != "-inf":
-        support = support, support_threshold
-        return _of_support(operands, row_weight, reduction, denominator, empty, support, outside)
+        options = row_weight, reduction, denominator, empty, (support, support_threshold), outside
+        return CrossEntropyOfSupport(*of_support(_cross_entropy, cross_entropy, operands, *options))
     own_mean = weight is not None and reduction == "mean" and denominator is None
     if own_mean and (symbolic(z_loss) or z_loss != 0):
         _cross_entropy.validate(*operands)
@@ -467,57 +456,4 @@ def cross_entropy(
         return reduced.call(*operands, reduction == "mean", empty == "nan")
     loss, keep, weights = _cross_entropy.call(*operands)
     per_row = None if weight is None or target.is_floating_point() else weights
-    return _reduced(loss, keep, per_row, row_weight, reduction, denominator, empty)
-
-
-def _reduced(loss, keep, weights, row_weight, *options):
-    if row_weight is None:
-        return reduce(NAME, loss, keep, weights, *options)
-    products, weights = weighed(loss, keep, weights, row_weight)
-    return reduce(NAME, products, keep, weights, *options).to(loss.dtype)
-
-
-def validate_support(name, target, outside, label_smoothing):
-    """Check what else a call with a support has."""
-    if target.is_floating_point():
-        raise TypeError(f"{name}: support needs a target of class indices, got {target.dtype} (probabilities)")
-    if outside == "-inf" and not symbolic(label_smoothing) and label_smoothing == 1:  # 0 times the inf of such a row
-        raise ValueError(f'{name}: label_smoothing must be below 1 with support and outside="-inf", got 1')
-
-
-def _of_support(operands, row_weight, reduction, denominator, empty, support, outside):
-    """cross_entropy over the classes of a support, and how many kept rows have another class."""
-    _cross_entropy.validate(*operands)
-    input, target, weight, mask, ignore_index, label_smoothing, z_loss, temperature, softcap = operands
-    dim, classes = class_dim(input), input.shape[class_dim(input)]
-    support = _support.validate(NAME, *support, input.shape, dim, input=input)
-    _support.validate_outside(NAME, support, outside)
-    validate_support(NAME, target, outside, label_smoothing)
-    if weight is not None:  # (a row whose class has weight 0 is masked out: it does not count as outside)
-        _, mask, _ = rows_of(classes, target, weight, mask, ignore_index, compute_dtype(weight.dtype))
-    options = reduction, denominator, empty
-    if not isinstance(support, tuple):
-        mask, count = _support.of_rows(NAME, support, outside, target, mask, ignore_index, dim)
-        loss = cross_entropy(
-            _support.restrict(input, support), target, weight, mask=mask, reduction=reduction,
-            ignore_index=ignore_index, label_smoothing=label_smoothing, z_loss=z_loss, row_weight=row_weight,
-            temperature=temperature, softcap=softcap, denominator=denominator, empty=empty,
-        )  # fmt: skip
-        return CrossEntropyOfSupport(loss, count)
-    keep, index = _support.kept_rows(target, mask, ignore_index, classes)
-    entries = _entries.Entries(NAME, support, keep, classes)
-    count = entries.count_outside(entries.own(index)[1], outside)
-    keep = entries.keep.reshape(target.shape)
-    if weight is not None and (symbolic(z_loss) or z_loss != 0) and options[:2] == ("mean", None):
-        weight = normalized_weight(weight, input, dim, target, keep, ignore_index, row_weight)
-    dtype = compute_dtype(input.dtype)
-    compute = dtype if weight is None else compute_dtype(dtype, weight.dtype)
-    weight = None if weight is None else weight.to(compute)
-    _, keep, weights = rows_of(classes, target, weight, keep, ignore_index, compute)
-    temperature, softcap, label_smoothing, z_loss = (
-        as_operand(x, input) for x in (temperature, softcap or 0.0, label_smoothing, z_loss)
-    )
-    x = shaped(wide_on_cpu(entries.gather(input.movedim(dim, -1)).to(compute)), temperature, softcap)
-    loss = _entries.losses(entries, x, index, weights, weight, label_smoothing, z_loss)
-    loss = torch.where(keep, loss.reshape(keep.shape), 0).to(dtype)
-    return CrossEntropyOfSupport(_reduced(loss, keep, weights, row_weight, *options), count)
+    return reduce_weighed(NAME, loss, keep, per_row, row_weight, reduction, denominator, empty)
