@@ -12,13 +12,13 @@ from safeops.core import check
 from safeops.core.dtypes import compute_dtype
 from safeops.core.library import declare_raw
 from safeops.core.matmul import without_autocast
-from safeops.core.op import Op
 from safeops.ops.classification._best_classes import BUCKET, RENORMALIZE, absent, existing, of_student, of_teacher
 from safeops.ops.classification.cross_entropy import _cross_entropy, _overwrite
 from safeops.ops.linear import _rows
 from safeops.ops.linear._chunks import NO_CLASS, blocks, keeps_sums, logits_of, products, scale_of
 from safeops.ops.linear._entries import LinearEntries
 from safeops.ops.linear._layer import all_logits
+from safeops.ops.linear._layer_op import LayerOp
 
 INF = float("inf")
 
@@ -126,23 +126,12 @@ _backward = declare_raw(
 # ---- record
 
 
-class LinearBestClasses(Op):
+class LinearBestClasses(LayerOp):
     """Matrix products of N x D x C: one in forward, three in backward, which computes the logits again. Saved: the
-    operands, and two numbers a row. The raw ops are Python code for every device."""
-
-    owner = None
-    differentiable = ("input", "linear_weight", "linear_bias")
-    compiled = ("cpu", "cuda")
+    operands, and two numbers a row."""
 
     def __init__(self, name):
         super().__init__(name, _forward, _backward, define)
-        self.raw, self.cpu = (), True
-
-    def prepare(self, *operands):
-        return True, operands
-
-    def validate(self, *operands):
-        """Nothing to do: the public function has validated the operands."""
 
     def gradients(self, grad, needs, operands, results):
         return self.backward(grad, results.row_stats, *operands, *needs[:3])

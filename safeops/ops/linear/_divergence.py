@@ -9,7 +9,6 @@ from safeops.core.definitions import kept
 from safeops.core.dtypes import compute_dtype
 from safeops.core.library import declare_raw
 from safeops.core.matmul import without_autocast
-from safeops.core.op import Op
 from safeops.core.symbolic import as_float
 from safeops.ops.classification import _best_classes
 from safeops.ops.classification._support import INF, SUPPORT, has_classes
@@ -26,6 +25,7 @@ from safeops.ops.linear._layer import (
     validate_logits_dtype,
     wide_logits,
 )
+from safeops.ops.linear._layer_op import LayerOp
 
 EXAMPLE = "torch.eye(2), torch.tensor([[2.0, 0.0], [0.0, 3.0]]), torch.eye(2), torch.ones(2, 2)"
 _OPERANDS = (
@@ -56,18 +56,14 @@ def _split(keep):
     return has_classes(keep, 1), keep
 
 
-class LinearDivergence(Op):
+class LinearDivergence(LayerOp):
     """The record of a divergence of the logits of linear layers. Matrix products of N x D x C: in forward one per
     layer; in backward the same again, and one each for the gradients of input and linear_weight. The operand keep is
     (N,): the rows that are kept; or (N, C): the classes that exist for each row.
-
-    The raw ops are Python code for every device: the definition would compute all logits at once.
     """
 
-    owner, shards = None, "linear_divergence"
-    differentiable = ("input", "linear_weight", "linear_bias")
+    shards = "linear_divergence"
     constant = ("target", "target_weight", "target_bias")
-    compiled = ("cpu", "cuda")
     example = EXAMPLE
 
     def __init__(self, name, module, op, swap=False):
@@ -87,7 +83,6 @@ class LinearDivergence(Op):
             composite=self.compute_backward,
         )
         super().__init__(name, forward, backward, self._define)
-        self.raw, self.cpu = (), True
 
     def _pair(self, input, target):
         return (target, input) if self.swap else (input, target)
@@ -147,12 +142,6 @@ class LinearDivergence(Op):
             return both[self.swap]
 
         return products(x, linear_weight, linear_bias, keep, slopes, scale, compute, needs, wide, **finish)
-
-    def prepare(self, *operands):
-        return True, operands
-
-    def validate(self, *arguments):
-        """Nothing to do: the public function has validated its arguments."""
 
     def validate_options(self, name, reduction, empty, *options):
         """Check the options of a module's constructor."""

@@ -10,7 +10,7 @@ import torch
 
 from safeops.core.dtypes import compute_dtype
 from safeops.core.library import declare_raw
-from safeops.core.op import Op
+from safeops.ops.linear._layer_op import LayerOp
 
 AT_ONCE = 2**22  # elements of the gathered rows of a chunk: its three or four temporaries take 16 MiB each in fp32
 
@@ -89,23 +89,12 @@ _backward = declare_raw(
 # ---- record
 
 
-class LinearEntries(Op):
+class LinearEntries(LayerOp):
     """I/O: forward reads a row of the input and one of the weight for each entry; backward reads them again, and writes
-    both gradients. Saved: the operands. The raw ops are Python code for every device."""
-
-    owner = None
-    differentiable = ("input", "linear_weight", "linear_bias")
-    compiled = ("cpu", "cuda")
+    both gradients. Saved: the operands."""
 
     def __init__(self, name):
         super().__init__(name, _forward, _backward, define)
-        self.raw, self.cpu = (), True
-
-    def prepare(self, *operands):
-        return True, operands
-
-    def validate(self, *operands):
-        """Nothing to do: the public function has validated the operands."""
 
     def gradients(self, grad, needs, operands, results):
         return self.backward(grad, *operands, needs[0], needs[1], needs[5])

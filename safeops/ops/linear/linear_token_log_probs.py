@@ -7,7 +7,6 @@ from safeops.core.dtypes import compute_dtype
 from safeops.core.foreign import refuse
 from safeops.core.library import declare_raw
 from safeops.core.matmul import matmul, without_autocast
-from safeops.core.op import Op
 from safeops.core.symbolic import as_operand
 from safeops.ops.classification import _entries, _support
 from safeops.ops.classification._classification import class_dim, refuse_missing_class, rows_of, validate_index
@@ -23,6 +22,7 @@ from safeops.ops.linear import _rows
 from safeops.ops.linear._chunks import NO_CLASS, blocks, keeps_sums, logits_of, products, scale_of
 from safeops.ops.linear._entries import LinearEntries
 from safeops.ops.linear._layer import LOGITS_DTYPE, in_one_dtype, validate_classes, validate_layer, wide_logits
+from safeops.ops.linear._layer_op import LayerOp
 
 NAME = "linear_token_log_probs"
 
@@ -135,29 +135,20 @@ _backward = declare_raw(
 # ---- record
 
 
-class LinearTokenLogProbs(Op):
+class LinearTokenLogProbs(LayerOp):
     """The record of linear_token_log_probs. Matrix products of N x D x C: one in forward, three in backward, which
-    computes the logits again. Saved: the operands, and three numbers a row.
+    computes the logits again. Saved: the operands, and three numbers a row."""
 
-    The raw ops are Python code for every device: the definition would compute all logits at once.
-    """
-
-    owner, shards = None, "linear_log_probs"
-    differentiable = ("input", "linear_weight", "linear_bias")
-    compiled = ("cpu", "cuda")
+    shards = "linear_log_probs"
 
     def __init__(self):
         super().__init__(NAME, _forward, _backward, define)
-        self.raw, self.cpu = (), True
 
     def prepare(
         self, input, linear_weight, target, linear_bias, mask, support, ignore_index, temperature, softcap, wide
     ):
         shape = as_floats(NAME, temperature, softcap)
         return True, (input, linear_weight, target, linear_bias, mask, support, ignore_index, *shape, wide)
-
-    def validate(self, *operands):
-        """Nothing to do: the public function has validated the operands, in the caller's shapes."""
 
     def gradients(self, grad, needs, operands, results):
         input, linear_weight, target, *rest = operands
