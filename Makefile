@@ -20,7 +20,7 @@ SHELL  := /bin/bash -o pipefail
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := demo
 .DELETE_ON_ERROR:
-.PHONY: setup demo test hopper architectures test-slow test-exhaustive sanitize test-all mutants types lint docs bench \
+.PHONY: setup demo test hopper architectures test-slow test-kernels test-exhaustive sanitize test-all mutants types lint docs bench \
     gpu-model wheel release hub gpu-check gpu-kernels clean
 
 PINNED := requirements-dev.txt
@@ -91,9 +91,17 @@ hopper: setup
 architectures: setup
 	$(call build_cuda,all)
 
-# The tests that `make test` leaves out. Some read the CUDA kernels that are compiled for Hopper.
-test-slow: hopper docs $(VENV)/rivals $(VENV)/oldest-triton $(VENV)/hub-loader
-	@$(PYTEST) -m "slow and not exhaustive" $(ARGS)
+# The tests that `make test` leaves out. Those of the kernels of GPUs run only if sources or launches have changed since
+# they passed (tests/kernels/passed.txt).
+test-slow: setup docs $(VENV)/rivals $(VENV)/hub-loader
+	@$(BIN)/python -m tests.kernels.passed || $(MAKE) --no-print-directory test-kernels
+	@$(PYTEST) -m "slow and not exhaustive" --ignore=tests/kernels $(ARGS)
+
+# The kernels of GPUs: CUDA's, compiled for Hopper, and Triton's, compiled by both versions, are read, executed and
+# interpreted. passed.txt is committed with what has changed.
+test-kernels: hopper $(VENV)/oldest-triton
+	@$(PYTEST) -m "slow and not exhaustive" tests/kernels $(ARGS)
+	@$(if $(ARGS),,$(BIN)/python -m tests.kernels.passed --write)
 
 # Tests that repeat another test for further ops, dtypes or numbers of ranks. CUDA kernels are built for all
 # architectures, as in the wheel.
@@ -113,7 +121,7 @@ sanitize: setup
 	    ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 	    $(PYTEST) -s --max-worker-restart=0 -m "not slow" -o pythonpath="build/sanitized ." $(SANITIZED) $(ARGS)
 
-test-all: test test-slow test-exhaustive sanitize
+test-all: test test-kernels test-slow test-exhaustive sanitize
 
 # Writes safeops/*.pyi, the types that editors read, from the current signatures.
 types: setup

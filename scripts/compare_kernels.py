@@ -44,7 +44,7 @@ def record(file, part, names):
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for version, folder in FOLDERS.items():
             if folder and not folder.exists():
-                raise SystemExit(f"compare_kernels: there is no {folder}: make test-slow installs Triton {version}")
+                raise SystemExit(f"compare_kernels: there is no {folder}: make test-kernels installs Triton {version}")
             answers = pool.map(lambda chunk, by=folder: compiled.ask(requests[chunk], "instructions", by), chunks)
             results[version] = dict(zip(plans, (code for _, codes in answers for code in codes), strict=True))
             print(f"Triton {version}: {len(plans)} kernels", flush=True)

@@ -67,7 +67,7 @@ def test_kernels_are_recorded(tmp_path, capsys):
 
     for version, folder in FOLDERS.items():
         if folder and not folder.exists():
-            pytest.skip(f"there is no {folder} with Triton {version}: make test-slow installs it")
+            pytest.skip(f"there is no {folder} with Triton {version}: make test-kernels installs it")
     apart, together = tmp_path / "apart", tmp_path / "together"
     few = len(planned()) // 3
     compare_kernels.main(["record", str(together), "--part", str(few)])

@@ -36,7 +36,7 @@ pytestmark = [
     pytest.mark.xdist_group("cuda_build"),  # the library is disassembled once, by one worker
     pytest.mark.slow,  # a development build has only this machine's architecture
 ]
-# `make test-slow` tests one architecture, `make test-exhaustive` all.
+# `make test-kernels` tests one architecture, `make test-exhaustive` all.
 each_arch = pytest.mark.parametrize(
     "arch", [arch if arch == "90" else pytest.param(arch, marks=pytest.mark.exhaustive) for arch in ARCHS]
 )

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("triton_cache")
 def ask(version, requests, stage):
     folder = FOLDERS[version]
     if folder and not folder.exists():
-        pytest.skip(f"there is no {folder} with Triton {version}: make test-slow installs it")
+        pytest.skip(f"there is no {folder} with Triton {version}: make test-kernels installs it")
     said, result = compiled.ask(requests, stage, folder)
     assert said == version and len(result) == len(requests) > 0
     return result

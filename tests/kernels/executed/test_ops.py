@@ -1,7 +1,7 @@
 """Every op, executed as Triton compiles it, agrees with its fp64 definition in values and gradients, and passes the
 executor's checks in several orders of blocks and warps.
 
-`make test` runs one op of each family. `make test-slow` runs all ops in bf16 and fp32, compiled by one of the two
+`make test` runs one op of each family. `make test-kernels` runs all ops in bf16 and fp32, compiled by one of the two
 Tritons (the pinned and the oldest), and rows of several tiles compiled by the second. `make test-all` runs both, every
 dtype, and the contract's clauses on numbers and layouts."""
 
@@ -32,7 +32,7 @@ def version(request):
     result = getattr(compiling, request.param)()
     folder = compiling.folder_of(result)
     if folder and not folder.exists():
-        pytest.skip(f"there is no {folder} with Triton {result}: make test-slow installs it")
+        pytest.skip(f"there is no {folder} with Triton {result}: make test-kernels installs it")
     return result
 
 
@@ -55,7 +55,7 @@ def test_the_first_of_a_family(name):
 
 
 def by_one(names, first):
-    """Returns a case for each op and Triton. `make test-slow` runs one Triton per op, alternating from op to op;
+    """Returns a case for each op and Triton. `make test-kernels` runs one Triton per op, alternating from op to op;
     `first` is the first op's. The other cases run in `make test-all`."""
     for name in names:
         least = ("pinned", "oldest")[(list(SUBJECTS).index(name) + (first == "oldest")) % 2]
