@@ -8,7 +8,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import safeops
 from tests.callers.calls import CALLS, NUMBERS, call, tensors
-from tests.contract.common import unless_first
+from tests.contract.common import REPEATS, unless_first
 from tests.ops.record import firsts
 
 KEYS = [*NUMBERS, "capacity"]
@@ -65,7 +65,6 @@ KINDS |= dict.fromkeys((*POSITIVES, "data_range", "k1", "k2", "denominator"), PO
 SHARES = ("alpha", "label_smoothing", "quantile", "variance_focus")  # options between 0 and 1
 SHARES += ("js_div_with_logits", "beta"), ("linear_js_div", "beta")
 KINDS |= dict.fromkeys(SHARES, ["1/n"])
-# The first op of each family is tested with all numbers of an argument, its siblings with one.
 SIZES = [
     (name, key, kind)
     for name, key in PLACES
@@ -75,10 +74,16 @@ SIZES = [
 PLAIN = [size for size in SIZES if "target" in CALLS[size[0]] and size[1] != "denominator" and size[0] != "ms_ssim"]
 
 CASES = [*((*size, False) for size in SIZES), *((*size, True) for size in PLAIN)]
+LEAST = {(name, key): kind for name, key, kind in reversed(SIZES)}  # the one number that `make test-slow` tests
+
+
+def size_case(name, key, kind, plain):
+    marks = () if name in firsts() and kind == LEAST[name, key] else REPEATS
+    return pytest.param(name, key, kind, plain, marks=marks)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, key, kind, plain", [unless_first(*case) for case in CASES])
+@pytest.mark.parametrize("name, key, kind, plain", [size_case(*case) for case in CASES])
 def test_a_size_as_number_exports(name, key, kind, plain, monkeypatch):
     """A program in which an option is a size must export. plain: with required arguments only, for which a loss has a
     kernel call of its own."""

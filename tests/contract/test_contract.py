@@ -11,27 +11,29 @@ from tests.ops.record import firsts
 OF_COMPOSITES = (
     "value gradient dtypes masked_garbage masked_upstream kept_nonfinite kept_upstream gradgradcheck".split()
 )
-# These clauses take half of the time: by default the first op of a kind runs them; its siblings do in `make test-slow`.
-OF_SIBLINGS_SLOW = (
-    "gradgradcheck layouts upstream_layouts vmap torch_func forward_ad accumulation opcheck uninitialized".split()
-)
+# These clauses take half of the time: by default the first op of a kind runs them. Its siblings, which have its strides
+# and its transforms, but derivatives and a schema of their own, run the former in `make test-all`, the latter in
+# `make test-slow`.
+OF_SIBLINGS_REPEATED = "layouts upstream_layouts vmap torch_func accumulation uninitialized".split()
+OF_SIBLINGS_SLOW = "gradgradcheck forward_ad opcheck".split()
 COMPOSITES_SLOW = "masked_garbage kept_nonfinite kept_upstream gradgradcheck".split()
 
 
 def cases():
     """Yields every op and its variants with every clause. Marked slow: clauses that trace or compile, and clauses that
-    take long, for an op that is not the first of its kind. Marked exhaustive, too: clauses that a variant repeats, and
-    clauses that trace an op that is not the first of its kind."""
+    take long, for an op that is not the first of its kind. Marked exhaustive, too: clauses that a variant or a sibling
+    repeats, and clauses that trace an op that is not the first of its kind."""
     firsts_of_kinds = firsts()
     kinds = [(RECORDS[name].kind.partition(".")[0], name) for name in RECORDS if name in firsts_of_kinds]
     of_families = dict(reversed(kinds)).values()
     for record in RECORDS.values():
         for subject in record.subjects():
             for check in (name for name in CHECKS if name not in subject.skip):
-                repeats = subject.name != record.name and check not in OF_COMPOSITES
                 first = record.name in firsts_of_kinds
                 traced = CHECKS[check].slow
-                again = repeats or traced and not first or check == "inductor" and record.name not in of_families
+                again = subject.name != record.name and check not in OF_COMPOSITES
+                again = again or not first and (traced or check in OF_SIBLINGS_REPEATED)
+                again = again or check == "inductor" and record.name not in of_families
                 slow = traced or check in OF_SIBLINGS_SLOW and not first
                 slow = slow or check in COMPOSITES_SLOW and subject.name != record.name
                 marks = REPEATS if again else [pytest.mark.slow] if slow else ()
