@@ -1,7 +1,8 @@
 """Which kernels of GPUs have passed `make test-kernels`, by their sources and launches.
 
-`python -m tests.kernels.passed` prints what has changed since then, and fails if anything has; `make test-slow` then runs
-them again. `--write` is the end of `make test-kernels`: it writes passed.txt, which is committed with the change."""
+`python -m tests.kernels.passed` prints what has changed since then, and fails if anything has; `make test-slow` then
+runs them again. `--write` is the end of `make test-kernels`: it writes passed.txt, which is committed with the
+change."""
 
 import hashlib
 import itertools
@@ -38,7 +39,7 @@ def sources(pattern):
 
 
 def launches(subject):
-    """Yields what the op hands to each kernel on all its samples: all that the kernel is compiled for, its grid and
+    """Returns what the op hands to each kernel on all its samples: all that the kernel is compiled for, its grid and
     integers, and for each operand which of the sample's tensors it is."""
     from triton.backends.compiler import GPUTarget
 
@@ -58,7 +59,7 @@ def launches(subject):
             with planned(record, ARCH), on_launchers():
                 run(subject.op, cast, grad=bool(sample.leaves()))
         except NotApplicable:
-            continue
+            continue  # as in test_every_op
     return plans
 
 

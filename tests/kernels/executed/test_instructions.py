@@ -13,7 +13,8 @@ from tests.kernels.executed import machine
 from tests.kernels.executed.handwritten import execute, lanes, needs_compiler, program
 from tests.kernels.executed.numbers_of_ptx import FLOATS, decoded, edges, exact, packed, single, width
 
-pytestmark = [needs_compiler, pytest.mark.xdist_group("machine")]  # one worker compiles the executor
+# xdist_group: one worker compiles the executor
+pytestmark = [needs_compiler, pytest.mark.slow, pytest.mark.xdist_group("machine")]
 MOST_CASES = 400
 UNSPECIFIED = object()
 INTEGERS = "s16 u16 s32 u32 s64 u64".split()

@@ -1,9 +1,9 @@
 """Every op, executed as Triton compiles it, agrees with its fp64 definition in values and gradients, and passes the
 executor's checks in several orders of blocks and warps.
 
-`make test` runs one op of each family. `make test-kernels` runs all ops in bf16 and fp32, compiled by one of the two
-Tritons (the pinned and the oldest), and rows of several tiles compiled by the second. `make test-all` runs both, every
-dtype, and the contract's clauses on numbers and layouts."""
+`make test-kernels` runs all ops in bf16 and fp32, compiled by one of the two Tritons (the pinned and the oldest), and
+rows of several tiles compiled by the second. `make test-all` runs both, every dtype, and the contract's clauses on
+numbers and layouts."""
 
 import itertools
 import warnings
@@ -19,7 +19,8 @@ from tests.kernels.executed.launching import executed, on_launchers
 from tests.kernels.executed.subjects import BF16, F16, F32, F64, assert_agrees, launched, resized, rows_of
 from tests.ops.record import firsts
 
-pytestmark = [needs_compiler, pytest.mark.xdist_group("machine")]  # one worker compiles the executor
+# xdist_group: one worker compiles the executor
+pytestmark = [needs_compiler, pytest.mark.slow, pytest.mark.xdist_group("machine")]
 SUBJECTS = launched()
 FIRSTS = [name for name in SUBJECTS if name in firsts(lambda record: record.name in SUBJECTS)]
 BY_ROWS = [name for name, subject in SUBJECTS.items() if rows_of(subject) and name != "box_iou_loss"]
@@ -48,12 +49,6 @@ def run_all(calls, **options):
     return launches
 
 
-@pytest.mark.parametrize("name", FIRSTS)
-def test_the_first_of_a_family(name):
-    subject = SUBJECTS[name]
-    run_all([(subject, subject.samples[0], BF16, {})], version=compiling.pinned())
-
-
 def by_one(names, first):
     """Returns a case for each op and Triton. `make test-kernels` runs one Triton per op, alternating from op to op;
     `first` is the first op's. The other cases run in `make test-all`."""
@@ -63,7 +58,6 @@ def by_one(names, first):
             yield pytest.param(name, version, marks=() if version == least else pytest.mark.exhaustive)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name, version", by_one(SUBJECTS, "pinned"), indirect=["version"])
 def test_every_op(name, version):
     """Each op agrees with its definition on all its samples, alternately in bf16 and fp32. Approximate instructions are
@@ -75,7 +69,6 @@ def test_every_op(name, version):
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name, version", by_one(BY_ROWS, "oldest"), indirect=["version"])
 def test_rows_of_several_tiles(name, version):
     subject = SUBJECTS[name]
@@ -87,14 +80,12 @@ def test_rows_of_several_tiles(name, version):
     run_all(((subject, resized(sample, 3, length), dtype, {}) for length, dtype in lengths), version=version)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name, arch", list(zip(FIRSTS, itertools.cycle([80, 100, 120]))))
 def test_other_architectures(name, arch):
     subject = SUBJECTS[name]
     run_all([(subject, subject.samples[0], F32, {})], arch=arch)
 
 
-@pytest.mark.slow
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", [F16, BF16, F32, F64], ids=str)
 @pytest.mark.parametrize("name", SUBJECTS)
@@ -107,7 +98,6 @@ CLAUSES = "mixed_dtypes partial_gradients masked_garbage masked_upstream weight_
 CLAUSES += "nothing_kept layouts upstream_layouts sizes inputs_unchanged"
 
 
-@pytest.mark.slow
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("clause", CLAUSES.split())
 @pytest.mark.parametrize("name", SUBJECTS)

@@ -9,7 +9,8 @@ import torch
 from tests.kernels.executed import compiling, handwritten, launching, machine
 from tests.kernels.executed.handwritten import execute, needs_compiler
 
-pytestmark = [needs_compiler, pytest.mark.xdist_group("machine")]  # one worker compiles the executor
+# xdist_group: one worker compiles the executor
+pytestmark = [needs_compiler, pytest.mark.slow, pytest.mark.xdist_group("machine")]
 SHARED = ".shared .align 16 .b8 room[1024];"
 MINE = "add.s64 %d1, %x, %at; add.s64 %d2, %out, %at;"  # %d1, %d2: addresses of the thread's elements of x and out
 
