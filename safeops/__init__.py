@@ -84,6 +84,8 @@ from safeops.ops.losses.silog_loss import silog_loss
 from safeops.ops.losses.smooth_l1_loss import smooth_l1_loss
 from safeops.ops.losses.soft_margin_loss import soft_margin_loss
 from safeops.ops.losses.tversky_loss import tversky_loss
+from safeops.ops.rankings.preference_loss import preference_loss
+from safeops.ops.rankings.reward_ranking_loss import reward_ranking_loss
 from safeops.ops.reductions.masked_amax import masked_amax
 from safeops.ops.reductions.masked_amin import masked_amin
 from safeops.ops.reductions.masked_count import masked_count
@@ -186,9 +188,11 @@ __all__ = [
     "nn",
     "normalize",
     "poisson_nll_loss",
+    "preference_loss",
     "psnr",
     "quantile_loss",
     "reverse_kl_div_with_logits",
+    "reward_ranking_loss",
     "safe_acos",
     "safe_acosh",
     "safe_asin",

@@ -18,7 +18,7 @@ FAMILIES = (
     "divergences",
     "vectors",
     "linear",
-    "images",
+    "images rankings",
 )
 ENGINE_AND_FAMILIES = "engine", *FAMILIES
 SAFEOPS = (

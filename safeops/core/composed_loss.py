@@ -6,17 +6,24 @@ from safeops.core import check, loss_reduction
 from safeops.core.dtypes import compute_dtype
 
 
-def vectors(name, **operands):
-    """Check that the operands have one shape, with vectors along the last dim. Returns the shape without that dim."""
+def same_shape(name, **operands):
+    """Check that the operands are floating and have one shape. Returns the shape."""
     for key, x in operands.items():
         check.floating(name, key, x, numbers=True)
     (first, like), *others = operands.items()
-    if like.dim() == 0:
-        raise ValueError(f"{name}: {first} must have vectors along its last dim, got shape ()")
     for key, x in others:
         if x.shape != like.shape:
             raise ValueError(f"{name}: {key} {check.shown(x)} must have the shape of {first} {check.shown(like)}")
-    return like.shape[:-1]
+    return like.shape
+
+
+def vectors(name, **operands):
+    """Check that the operands have one shape, with vectors along the last dim. Returns the shape without that dim."""
+    first, like = next(iter(operands.items()))
+    check.floating(name, first, like, numbers=True)
+    if like.dim() == 0:
+        raise ValueError(f"{name}: {first} must have vectors along its last dim, got shape ()")
+    return same_shape(name, **operands)[:-1]
 
 
 def one_a_row(name, key, x, vectors, rows, classes=False):

@@ -60,6 +60,20 @@ def bad_fill_values(name, *args, none=True, **kwargs):
         yield must(name, "fill_value", args, {**kwargs, "fill_value": value}, ValueError)
 
 
+def bad_reductions(name, operands, nothing):
+    """Yields calls with refused values of `reduction`, `empty` and `denominator`. nothing: a mask without a True."""
+    yield Bad(operands, {"reduction": "average"}, ValueError, (name, "reduction", "average", "mean"))
+    yield Bad(operands, {"reduction": None}, (ValueError, TypeError), (name, "reduction", "None"))
+    yield Bad(operands, {"empty": "skip"}, ValueError, (name, "empty", "skip", "zero"))
+    yield Bad(operands, {"denominator": torch.ones(2)}, ValueError, (name, "denominator", "(2,)"))
+    yield Bad(operands, {"denominator": "count"}, TypeError, (name, "denominator", "str"))
+    yield Bad(operands, {"denominator": True}, TypeError, (name, "denominator", "denominator must be a number"))
+    yield must(name, "denominator", operands, {"denominator": HUGE}, ValueError)
+    yield from (Bad(operands, {"denominator": x}, ValueError, (name, "denominator", str(x))) for x in (-1.0, NAN))
+    yield Bad(operands, {"denominator": 4.0, "reduction": "sum"}, ValueError, (name, "denominator", "sum"))
+    yield Bad(operands, {"mask": nothing, "empty": "raise"}, ValueError, (name, "empty", "raise"))
+
+
 def bad_inputs(name, key="input", rest=()):
     yield Bad(([1.0], *rest), {}, TypeError, (name, key, "tensor", "list"))
     yield Bad((X.long(), *rest), {}, TypeError, (name, key, "floating", "torch.int64"))

@@ -6,10 +6,10 @@ import torch
 
 from safeops.testing import Bad, Sample
 from safeops.testing.subject import accepts
-from tests.ops.bad_calls import NAN, must
+from tests.ops.bad_calls import bad_reductions, must
 from tests.ops.operands import HUGE, data, mask, plain, weights
 from tests.ops.record import NOT_SAFE, Record
-from tests.ops.truth import kept, reduce, weighted
+from tests.ops.truth import kept, reduced
 
 ROWS = {
     "saved_bytes": "made of other ops, which save their own operands",
@@ -56,12 +56,6 @@ def definition_of(element, by_class=False, by_element=False):
             options["keep"] = keep
         counted = getattr(element, "counted", lambda keep, *operands: keep)(keep, *operands)
         return counted, [torch.where(keep.unsqueeze(-1), x, 0) if x.dim() > len(rows) else x for x in operands]
-
-    def reduced(terms, keep, weight, reduction, denominator, empty):
-        terms = weighted(terms, keep, weight)
-        if reduction == "none":
-            return terms
-        return reduce(reduction == "mean", terms, keep, weight, None, False, empty, denominator)
 
     def loss(*operands, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", **options):
         if by_class:
@@ -176,16 +170,7 @@ def bad_calls(name, names, rest, numbers, flags=(), of_rows=True, width=5, by_el
     if of_rows:
         yield Bad(good, {"weight": torch.ones(5)}, ValueError, (name, "weight", "(5,)", "(2,)"))
     yield Bad(good, {"weight": torch.ones(2).long()}, TypeError, (name, "weight", "floating", "torch.int64"))
-    yield Bad(good, {"reduction": "average"}, ValueError, (name, "reduction", "average", "mean"))
-    yield Bad(good, {"reduction": None}, (ValueError, TypeError), (name, "reduction", "None"))
-    yield Bad(good, {"empty": "skip"}, ValueError, (name, "empty", "skip", "zero"))
-    yield Bad(good, {"denominator": torch.ones(2)}, ValueError, (name, "denominator", "(2,)"))
-    yield Bad(good, {"denominator": "count"}, TypeError, (name, "denominator", "str"))
-    yield Bad(good, {"denominator": True}, TypeError, (name, "denominator", "denominator must be a number"))
-    yield must(name, "denominator", good, {"denominator": HUGE}, ValueError)
-    yield from (Bad(good, {"denominator": x}, ValueError, (name, "denominator", str(x))) for x in (-1.0, NAN))
-    yield Bad(good, {"denominator": 4.0, "reduction": "sum"}, ValueError, (name, "denominator", "sum"))
-    yield Bad(good, {"mask": ~keep, "empty": "raise"}, ValueError, (name, "empty", "raise"))
+    yield from bad_reductions(name, good, ~keep)
     for key, refused in numbers.items():
         yield Bad(good, {key: "1"}, TypeError, (name, key, "str"))
         yield Bad(good, {key: None}, TypeError, (name, key, "NoneType"))

@@ -48,3 +48,11 @@ def reduce(mean, values, keep, weight, dim, keepdim, empty, divisor=None):
             divisor = count if weights is None else weights.sum(axes, keepdim=keepdim)
         total = total / torch.where(count > 0, divisor, 1)
     return torch.where(count > 0, total, float("nan") if empty == "nan" else 0.0)
+
+
+def reduced(terms, keep, weight, reduction, denominator, empty):
+    """Returns the losses `terms`, weighted and reduced as the losses of all families are."""
+    terms = weighted(terms, keep, weight)
+    if reduction == "none":
+        return terms
+    return reduce(reduction == "mean", terms, keep, weight, None, False, empty, denominator)
