@@ -1,10 +1,13 @@
-"""Cases of losses of orders: pairs of answers. Each is made of several ops, which pass tensors of the pairs."""
+"""Cases of losses of orders: pairs of answers, ranked lists. Each is made of several ops, which pass tensors between
+them."""
 
+import torch
 import torch.nn.functional as F
 
 import safeops
 
 from .case import Case, case, data, keep_mask
+from .shapes import tensor
 
 
 def of_pairs(name, text, operands, ours, theirs):
@@ -41,3 +44,28 @@ of_pairs(
     lambda c, r, mask: safeops.reward_ranking_loss(c, r, mask=mask),
     lambda c, r: -F.logsigmoid(c - r),
 )
+
+
+@case("plackett_luce_loss")
+def plackett_luce_loss(n, dtype, device):
+    """Lists of 64 items. The pattern is ListMLE as ranking libraries have it."""
+    shape, s = (max(1, n // 64), min(64, n)), dtype.itemsize
+    x = tensor(n, dtype, device, 0, shape)
+    ranking = tensor(n, torch.float32, device, 1, shape).detach().argsort(-1)
+
+    def theirs(x):
+        x = x.gather(-1, ranking)
+        top = x.amax(-1, keepdim=True)
+        later = (x - top).exp().flip(-1).cumsum(-1).flip(-1)
+        return ((later + 1e-10).log() - (x - top)).sum(-1).mean()
+
+    return Case(
+        (x,),
+        forward_bytes=s + 8,  # read the scores, the ranking
+        backward_bytes=2 * s + 8,  # read both; write the gradient
+        ours=lambda x: safeops.plackett_luce_loss(x, ranking),
+        eager={"ListMLE": theirs},
+        compiled=theirs,
+        variant=True,
+        counted=False,
+    )

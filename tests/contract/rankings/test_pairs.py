@@ -49,7 +49,7 @@ def test_the_papers_formulas(objective):
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_rewards_and_accuracy_are_those_of_the_kept(objective):
-    """What is logged must be detached, of the compute dtype, right, and untouched by what the mask drops."""
+    """Rewards and accuracy must be detached, of the compute dtype, right, and untouched by what the mask drops."""
     shape = (2, 3, 5) if objective == "kto" else (3, 5)
     operands, keep = answers(objective, 3, 5), mask(*shape).to(DEVICE)
     want = preference_loss(*operands, objective=objective, mask=keep)
