@@ -35,6 +35,7 @@ def test_every_source_has_tests(mutants):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_mutant_differs_in_one_place_and_compiles(mutants):
     for path, name in sources(mutants):
         text, results = path.read_text(), list(mutants.mutations(path, name))

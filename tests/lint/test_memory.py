@@ -164,6 +164,7 @@ def results_of(op, dtype):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore")
 def test_what_is_called_new_is_no_operands_memory():
     prefixes = {name.removeprefix("torch").removeprefix(".") for name in PREFIXES}

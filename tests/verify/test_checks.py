@@ -8,6 +8,7 @@ import torch
 from safeops.core.op import registry
 from safeops.testing import run
 from safeops.verify import checks, variations, worker
+from tests.contract.common import unless_first
 from tests.verify.stand_in import stand_in
 
 DEFECTS = {
@@ -120,7 +121,7 @@ def test_the_kernels_pass(name):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", map(unless_first, KERNELS))
 def test_every_kernel_passes(name):
     assert lines(registry[name])[-1]["state"] == "done"
 
