@@ -1,5 +1,5 @@
-"""Cases of losses of orders: pairs of answers, ranked lists. Each is made of several ops, which pass tensors between
-them."""
+"""Cases of losses of orders: pairs of answers, ranked lists, classes in an order. Each is made of several ops,
+which pass tensors between them."""
 
 import torch
 import torch.nn.functional as F
@@ -65,6 +65,28 @@ def plackett_luce_loss(n, dtype, device):
         backward_bytes=2 * s + 8,  # read both; write the gradient
         ours=lambda x: safeops.plackett_luce_loss(x, ranking),
         eager={"ListMLE": theirs},
+        compiled=theirs,
+        variant=True,
+        counted=False,
+    )
+
+
+@case("ordinal_loss")
+def ordinal_loss(n, dtype, device):
+    """Rows of 16 questions. The pattern is that of CORAL's authors."""
+    shape, s = (max(1, n // 16), min(16, n)), dtype.itemsize
+    target = torch.arange(shape[0], device=device) % (shape[1] + 1)
+    levels = (target[:, None] > torch.arange(shape[1], device=device)).to(dtype)
+
+    def theirs(x):
+        return -(F.logsigmoid(x) * levels + (F.logsigmoid(x) - x) * (1 - levels)).sum(1).mean()
+
+    return Case(
+        (tensor(n, dtype, device, 0, shape),),
+        forward_bytes=s,  # read the logits
+        backward_bytes=2 * s,  # read the logits; write the gradient
+        ours=lambda x: safeops.ordinal_loss(x, target, kind="coral"),
+        eager={"coral_loss(x, levels)": theirs},
         compiled=theirs,
         variant=True,
         counted=False,

@@ -84,6 +84,7 @@ from safeops.ops.losses.silog_loss import silog_loss
 from safeops.ops.losses.smooth_l1_loss import smooth_l1_loss
 from safeops.ops.losses.soft_margin_loss import soft_margin_loss
 from safeops.ops.losses.tversky_loss import tversky_loss
+from safeops.ops.rankings.ordinal_loss import ordinal_loss
 from safeops.ops.rankings.plackett_luce_loss import plackett_luce_loss
 from safeops.ops.rankings.preference_loss import preference_loss
 from safeops.ops.rankings.reward_ranking_loss import reward_ranking_loss
@@ -188,6 +189,7 @@ __all__ = [
     "nll_loss",
     "nn",
     "normalize",
+    "ordinal_loss",
     "plackett_luce_loss",
     "poisson_nll_loss",
     "preference_loss",
