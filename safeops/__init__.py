@@ -103,6 +103,10 @@ from safeops.ops.reductions.safe_norm import safe_norm
 from safeops.ops.reductions.segment_max import segment_max
 from safeops.ops.reductions.segment_mean import segment_mean
 from safeops.ops.reductions.segment_sum import segment_sum
+from safeops.ops.routers.load_balancing_loss import load_balancing_loss
+from safeops.ops.routers.router_entropy import router_entropy
+from safeops.ops.routers.router_load import router_load
+from safeops.ops.routers.router_z_loss import router_z_loss
 from safeops.ops.selection.masked_compact import masked_compact
 from safeops.ops.selection.masked_scatter import masked_scatter
 from safeops.ops.selection.masked_select import masked_select
@@ -159,6 +163,7 @@ __all__ = [
     "linear_reverse_kl_div",
     "linear_token_log_probs",
     "linear_tv",
+    "load_balancing_loss",
     "log1mexp",
     "log_cosh_loss",
     "lpips_distance",
@@ -197,6 +202,9 @@ __all__ = [
     "quantile_loss",
     "reverse_kl_div_with_logits",
     "reward_ranking_loss",
+    "router_entropy",
+    "router_load",
+    "router_z_loss",
     "safe_acos",
     "safe_acosh",
     "safe_asin",

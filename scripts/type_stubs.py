@@ -24,6 +24,7 @@ from safeops.ops.classification._best_classes import TAILS  # noqa: E402
 from safeops.ops.classification._support import OUTSIDE  # noqa: E402
 from safeops.ops.images._ssim import PADDING  # noqa: E402
 from safeops.ops.linear.linear_cross_entropy import MEMORY  # noqa: E402
+from safeops.ops.routers._experts import SCORES  # noqa: E402
 from safeops.ops.vectors.box_iou_loss import KINDS  # noqa: E402
 
 HEAD = '''"""Types of {module}, written by scripts/type_stubs.py."""
@@ -47,16 +48,16 @@ NAMED = {
     **{"denominator": "Tensor | float | None", "log_probs": "Tensor", "targets": "Tensor", "blank": "int"},
     **dict.fromkeys(("input_lengths", "target_lengths"), "Tensor | Sequence[int]"),
     **{"support": "Tensor | Sequence[Tensor]"},
-    **{"zero_infinity": "bool", "distance_function": "Callable[[Tensor, Tensor], Tensor] | None"},
+    **{"zero_infinity": "bool", "group": "object", "distance_function": "Callable[[Tensor, Tensor], Tensor] | None"},
 }
 # {argument: the strings that the checks accept}
 CHOICES = {"reduction": REDUCTION, "empty": EMPTY, "padding": PADDING, "kind": KINDS, "memory": MEMORY}
-CHOICES |= {"outside": OUTSIDE, "tail": TAILS}
+CHOICES |= {"outside": OUTSIDE, "tail": TAILS, "scores": SCORES}
 
 
 def literal(name: str, key: str) -> str:
-    own = {"reduction": "reductions", "empty": "empties"}.get(key, "")  # the record's attribute: an op's own choices
-    choices = getattr(registry.get(name), own, CHOICES[key])
+    own = {"empty": "empties"}.get(key, f"{key}s")  # the record's attribute: an op's own choices
+    choices = getattr(registry.get(name), own, None) or CHOICES[key]
     return f"Literal[{', '.join(map(json.dumps, choices))}]"
 
 

@@ -18,7 +18,7 @@ FAMILIES = (
     "divergences",
     "vectors",
     "linear",
-    "images rankings",
+    "images rankings routers",
 )
 ENGINE_AND_FAMILIES = "engine", *FAMILIES
 SAFEOPS = (
