@@ -16,7 +16,7 @@ KEEP = 0.75  # share of True in the masks; random, so that no branch predictor l
 ROW = 1024
 FAMILIES = (
     "elementwise", "selection", "reductions", "classification", "divergences", "linear", "vectors", "losses", "images",
-    "rankings", "routers", "lists",
+    "policies", "rankings", "routers", "lists",
 )  # fmt: skip
 
 _builders = {}  # name -> (n, dtype, device) -> Case

@@ -84,6 +84,10 @@ from safeops.ops.losses.silog_loss import silog_loss
 from safeops.ops.losses.smooth_l1_loss import smooth_l1_loss
 from safeops.ops.losses.soft_margin_loss import soft_margin_loss
 from safeops.ops.losses.tversky_loss import tversky_loss
+from safeops.ops.policies.discounted_sum import discounted_sum
+from safeops.ops.policies.group_advantages import group_advantages
+from safeops.ops.policies.kl_to_reference import kl_to_reference
+from safeops.ops.policies.policy_loss import policy_loss
 from safeops.ops.rankings.ordinal_loss import ordinal_loss
 from safeops.ops.rankings.plackett_luce_loss import plackett_luce_loss
 from safeops.ops.rankings.preference_loss import preference_loss
@@ -142,12 +146,14 @@ __all__ = [
     "ctc_loss",
     "debug",
     "dice_loss",
+    "discounted_sum",
     "distributed",
     "fp32_region",
     "gaussian_kl_div",
     "gaussian_nll_loss",
     "generalized_dice_loss",
     "grad_norm",
+    "group_advantages",
     "head_loss",
     "hinge_embedding_loss",
     "huber_loss",
@@ -156,6 +162,7 @@ __all__ = [
     "js_div_with_logits",
     "kl_div",
     "kl_div_with_logits",
+    "kl_to_reference",
     "l1_loss",
     "linear_cross_entropy",
     "linear_js_div",
@@ -197,6 +204,7 @@ __all__ = [
     "ordinal_loss",
     "plackett_luce_loss",
     "poisson_nll_loss",
+    "policy_loss",
     "preference_loss",
     "psnr",
     "quantile_loss",

@@ -15,7 +15,7 @@ from safeops.head.module import HeadLoss as HeadLoss
 # optional tensors: the call takes them, unless a record names them as buffers of the module
 TENSORS = (
     *("target", "negative_keys", "linear_bias", "mask", "weight", "row_weight", "denominator"),
-    *("target_values", "target_indices", "target_weight", "target_bias", "support"),
+    *("target_values", "target_indices", "target_weight", "target_bias", "support", "cu_seqlens", "reference_log_prob"),
     *("support_threshold", "expert_index", "load"),
 )
 
@@ -78,7 +78,7 @@ Called with ({call}).
 
 Example:
     >>> loss, operands = safeops.nn.{module}(reduction="sum"), ({example})
-    >>> torch.equal(loss(*operands), safeops.{function}(*operands, reduction="sum"))
+    >>> torch.equal(loss(*operands){result}, safeops.{function}(*operands, reduction="sum"){result})
     True
 """
 
@@ -104,7 +104,8 @@ def _module(op):
     call = inspect.Signature(inputs)
     members = {
         "__doc__": _DOC.format(
-            function=op.name, module=op.module, options=", ".join(defaults), call=str(call)[1:-1], example=op.example
+            function=op.name, module=op.module, options=", ".join(defaults), call=str(call)[1:-1], example=op.example,
+            result=op.result,
         ),
         "__module__": __name__,
         "__init__": _signed(op.module, "__init__", _init, options.values()),

@@ -33,7 +33,7 @@ GROUPS = {
     "elementwise": "Numbers", "reductions": "Sums and means", "losses": "Losses of elements",
     "classification": "Classes", "divergences": "Divergences", "linear": "A layer with its loss",
     "head": "A head with its loss", "vectors": "Vectors", "images": "Images", "selection": "Selection",
-    "rankings": "Orders and preferences", "routers": "Routers of experts",
+    "policies": "Policies and advantages", "rankings": "Orders and preferences", "routers": "Routers of experts",
     "amp": "Mixed precision", "debug": "Finding it", "distributed": "Across ranks",
     "integrations": "In other libraries",
 }  # fmt: skip

@@ -47,8 +47,9 @@ TYPES = {
 NAMED = {
     **{"denominator": "Tensor | float | None", "log_probs": "Tensor", "targets": "Tensor", "blank": "int"},
     **dict.fromkeys(("input_lengths", "target_lengths"), "Tensor | Sequence[int]"),
-    **{"support": "Tensor | Sequence[Tensor]"},
-    **{"zero_infinity": "bool", "group": "object", "distance_function": "Callable[[Tensor, Tensor], Tensor] | None"},
+    **{"support": "Tensor | Sequence[Tensor]", "clip": "float | Sequence[float]"},
+    **dict.fromkeys(("group", "process_group"), "object"),
+    **{"zero_infinity": "bool", "distance_function": "Callable[[Tensor, Tensor], Tensor] | None"},
 }
 # {argument: the strings that the checks accept}
 CHOICES = {"reduction": REDUCTION, "empty": EMPTY, "padding": PADDING, "kind": KINDS, "memory": MEMORY}

@@ -18,7 +18,7 @@ FAMILIES = (
     "divergences",
     "vectors",
     "linear",
-    "images rankings routers",
+    "images policies rankings routers",
 )
 ENGINE_AND_FAMILIES = "engine", *FAMILIES
 SAFEOPS = (

@@ -38,14 +38,14 @@ class Public:
     """The record of a public function.
 
     module: the name of its class in safeops.nn, if it has one. buffers: the tensors that the class's constructor takes.
-    example: source text of a call's operands, for the class's docstring.
+    example: source text of a call's operands, for the class's docstring. result: such text that picks the loss.
     parts: records of other ops that the function calls.
     raw: names of its raw ops. owner: the language of its CUDA kernels, "C++/CUDA" or "Triton"; None: it has none.
     cpu: True if its CPU kernels run. cuda: {index of a CUDA device: True if its kernels run there}.
     """
 
     public_function = None  # `public` sets it; the scans of ops/lists have none
-    module, buffers, example = None, (), "torch.tensor([0.5, 3.0]), torch.zeros(2)"
+    module, buffers, example, result = None, (), "torch.tensor([0.5, 3.0]), torch.zeros(2)", ""
     parts, raw, owner = (), (), None
 
     @property
