@@ -105,6 +105,7 @@ def test_half_is_no_worse_than_a_linear_layer(chunk, slopes, dtype):
     assert got.dtype == dtype
 
 
+@pytest.mark.slow
 def test_many_small_contributions_to_half_gradients(monkeypatch):
     """Liger#512, axolotl#1601, xtuner#1747: half gradients must be accumulated in fp32, for in bf16 256 + 1 is 256.
 
@@ -146,6 +147,7 @@ def one_thread():
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="measured by the CPU's profiler")
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_logits_never_exist(monkeypatch, one_thread, dtype):
     monkeypatch.setattr(_chunks, "CHUNK", 2**20)
@@ -430,6 +432,7 @@ def test_frozen_operands():
     torch.testing.assert_close(loss, F.cross_entropy(F.linear(x, w), target))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1.0, 2.0**-10, 2.0**12])
 def test_half_slopes_of_many_rows_do_not_vanish(scale):
     """p / N is below fp16's smallest number: the slopes must be scaled before they are rounded."""

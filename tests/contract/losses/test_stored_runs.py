@@ -29,7 +29,7 @@ def strided(x):
 
 
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("n", [pytest.param(n, marks=pytest.mark.slow) if n > 4096 else n for n in LENGTHS])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", names(PointwiseLoss))
 def test_the_numbers_of_the_buffers(name, dtype, n, masked):
