@@ -115,7 +115,8 @@ def of_tokens(op):
     @functools.wraps(op)
     def call(logits, index=None, *, mask=None, indexed=False, **options):
         if indexed:
-            token = torch.arange(logits[..., 0].numel(), device=logits.device).reshape(logits.shape[:-1])
+            token = torch.ones_like(logits[..., 0], dtype=torch.int64)  # (of DTensors: a DTensor)
+            token = token.flatten().cumsum(0).reshape(token.shape) - 1
             experts = logits.shape[-1]
             index = torch.stack([token % 3 % experts, (2 * token + 1) % (experts + 1)], -1)
         mask = mask[..., 0] if isinstance(mask, torch.Tensor) and mask.dim() > 1 else mask
