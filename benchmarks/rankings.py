@@ -1,5 +1,5 @@
-"""Cases of losses of orders: pairs of answers, ranked lists, classes in an order. Each is made of several ops,
-which pass tensors between them."""
+"""Cases of losses of orders: pairs of answers, ranked lists, classes in an order, survival times. Each is
+made of several ops, which pass tensors between them."""
 
 import torch
 import torch.nn.functional as F
@@ -87,6 +87,29 @@ def ordinal_loss(n, dtype, device):
         backward_bytes=2 * s,  # read the logits; write the gradient
         ours=lambda x: safeops.ordinal_loss(x, target, kind="coral"),
         eager={"coral_loss(x, levels)": theirs},
+        compiled=theirs,
+        variant=True,
+        counted=False,
+    )
+
+
+@case("cox_loss")
+def cox_loss(n, dtype, device):
+    """A cohort of n subjects. The pattern is that of pycox, which sorts too, and leaves ties as they come."""
+    risk = data(n, dtype, device, 0)
+    time, event = data(n, torch.float32, device, 1, grad=False), keep_mask(n, device, 0.5)
+
+    def theirs(r):
+        order = time.argsort(descending=True)
+        r, e = r[order], event[order]
+        return ((r.logcumsumexp(0) - r) * e).sum() / e.sum()
+
+    return Case(
+        (risk,),
+        forward_bytes=dtype.itemsize + 5,  # read risk, time, event
+        backward_bytes=2 * dtype.itemsize + 8,  # read risk and the order; write the gradient
+        ours=lambda r: safeops.cox_loss(r, time, event),
+        eager={"(r.logcumsumexp(0) - r)[e].mean() by falling time": theirs},
         compiled=theirs,
         variant=True,
         counted=False,

@@ -88,6 +88,7 @@ from safeops.ops.policies.discounted_sum import discounted_sum
 from safeops.ops.policies.group_advantages import group_advantages
 from safeops.ops.policies.kl_to_reference import kl_to_reference
 from safeops.ops.policies.policy_loss import policy_loss
+from safeops.ops.rankings.cox_loss import cox_loss
 from safeops.ops.rankings.ordinal_loss import ordinal_loss
 from safeops.ops.rankings.plackett_luce_loss import plackett_luce_loss
 from safeops.ops.rankings.preference_loss import preference_loss
@@ -142,6 +143,7 @@ __all__ = [
     "combine_losses",
     "cosine_embedding_loss",
     "cosine_similarity",
+    "cox_loss",
     "cross_entropy",
     "ctc_loss",
     "debug",

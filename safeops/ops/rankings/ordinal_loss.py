@@ -70,8 +70,8 @@ def ordinal_loss(
     the probabilities fall with k. The mean is over the rows. Cao, Mirjalili and Raschka, "Rank consistent ordinal
     regression for neural networks", 2020, with equal weights of the questions.
 
-    With corn, sigmoid(x_k) is P(y > k | y > k - 1), which a row teaches only if y > k - 1. Their product is P(y > k), for any
-    last layer. The mean is over the questions that the kept rows are asked, min(y + 1, K - 1) each, as in the
+    With corn, sigmoid(x_k) is P(y > k | y > k - 1), which a row teaches only if y > k - 1. Their product is P(y > k),
+    for any last layer. The mean is over the questions that the kept rows are asked, min(y + 1, K - 1) each, as in the
     paper. Shi, Cao and Raschka, "Deep neural networks for rank-consistent ordinal regression based on conditional
     probabilities", 2021. To divide by another number (of all micro-batches), give `denominator`.
 
