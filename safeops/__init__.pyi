@@ -21,6 +21,9 @@ from safeops.ops.classification.token_log_probs import TokenLogProbs
 from safeops.ops.classification.token_log_probs import TokenLogProbsAndArgmax
 from safeops.ops.classification.token_log_probs import TokenLogProbsOfSupport
 from safeops.ops.elementwise.apply_where import apply_where as apply_where
+from safeops.ops.policies.policy_loss import PolicyLoss
+from safeops.ops.rankings.preference_loss import PreferenceLoss
+from safeops.ops.routers.router_load import RouterLoad
 from safeops.ops.selection.masked_compact import MaskedCompact
 from safeops.safe.mode import safe_mode as safe_mode
 
@@ -43,6 +46,9 @@ def cosine_embedding_loss(input1: Tensor, input2: Tensor, target: Tensor, margin
     mask: Tensor | None = None, weight: Tensor | None = None, reduction: Literal["none", "mean", "sum"] = "mean",
     denominator: Tensor | float | None = None, empty: Literal["zero", "nan", "raise"] = "zero") -> Tensor: ...
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float | None = 1e-08) -> Tensor: ...
+def cox_loss(risk: Tensor, time: Tensor, event: Tensor, *, ties: Literal["breslow", "efron"] = "breslow",
+    mask: Tensor | None = None, weight: Tensor | None = None, reduction: Literal["none", "mean", "sum"] = "mean",
+    denominator: Tensor | float | None = None, empty: Literal["zero", "nan", "raise"] = "zero") -> Tensor: ...
 @overload
 def cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = None, *, mask: Tensor | None = None,
     reduction: Literal["none", "mean", "sum"] = "mean", ignore_index: int = -100, label_smoothing: float = 0.0,
@@ -64,6 +70,8 @@ def dice_loss(input: Tensor, target: Tensor, *, mask: Tensor | None = None, weig
     reduction: Literal["none", "mean", "sum"] = "mean", denominator: Tensor | float | None = None,
     empty: Literal["zero", "nan", "raise"] = "zero", squared_pred: bool = False, smooth_nr: float = 1e-05,
     smooth_dr: float = 1e-05, ignore_index: int | None = None, batch: bool = False) -> Tensor: ...
+def discounted_sum(rewards: Tensor, values: Tensor | None = None, mask: Tensor | None = None, *, gamma: float,
+    lam: float = 1.0, cu_seqlens: Tensor | None = None) -> Tensor: ...
 def gaussian_kl_div(mean: Tensor, log_var: Tensor, *, mask: Tensor | None = None, weight: Tensor | None = None,
     reduction: Literal["none", "mean", "sum", "batchmean"] = "mean", denominator: Tensor | float | None = None,
     empty: Literal["zero", "nan", "raise"] = "zero", prior_mean: float = 0.0, prior_log_var: float = 0.0) -> Tensor: ...
@@ -74,6 +82,9 @@ def generalized_dice_loss(input: Tensor, target: Tensor, *, mask: Tensor | None 
     reduction: Literal["none", "mean", "sum"] = "mean", denominator: Tensor | float | None = None,
     empty: Literal["zero", "nan", "raise"] = "zero", squared_pred: bool = False, smooth_nr: float = 1e-05,
     smooth_dr: float = 1e-05, ignore_index: int | None = None, batch: bool = False) -> Tensor: ...
+def group_advantages(rewards: Tensor, groups: int | Tensor, *, scale: bool = True, leave_one_out: bool = False,
+    mask: Tensor | None = None, correction: float = 1.0, eps: float = 0.0001,
+    process_group: object | None = None) -> Tensor: ...
 def hinge_embedding_loss(input: Tensor, target: Tensor, margin: float = 1.0, *, mask: Tensor | None = None,
     weight: Tensor | None = None, reduction: Literal["none", "mean", "sum"] = "mean",
     denominator: Tensor | float | None = None, empty: Literal["zero", "nan", "raise"] = "zero") -> Tensor: ...
@@ -102,6 +113,8 @@ def kl_div_with_logits(input: Tensor, target: Tensor | None = None, *, mask: Ten
     temperature: float = 1.0, target_values: Tensor | None = None, target_indices: Tensor | None = None,
     tail: Literal["bucket", "renormalize"] = "bucket", support: Tensor | Sequence[Tensor] | None = None,
     support_threshold: Tensor | None = None) -> Tensor: ...
+def kl_to_reference(log_prob: Tensor, reference_log_prob: Tensor, *, kind: Literal["k1", "k2", "k3"] = "k3",
+    mask: Tensor | None = None) -> Tensor: ...
 def l1_loss(input: Tensor, target: Tensor, *, mask: Tensor | None = None, weight: Tensor | None = None,
     reduction: Literal["none", "mean", "sum"] = "mean", denominator: Tensor | float | None = None,
     empty: Literal["zero", "nan", "raise"] = "zero") -> Tensor: ...
@@ -150,6 +163,11 @@ def linear_tv(input: Tensor, linear_weight: Tensor, target: Tensor | None = None
     temperature: float = 1.0, logits_dtype: torch.dtype | None = None, target_values: Tensor | None = None,
     target_indices: Tensor | None = None, tail: Literal["bucket", "renormalize"] = "bucket",
     support: Tensor | Sequence[Tensor] | None = None, support_threshold: Tensor | None = None) -> Tensor: ...
+def load_balancing_loss(logits: Tensor, expert_index: Tensor | None = None, *, top_k: int | None = None,
+    scores: Literal["softmax", "sigmoid", "probabilities"] = "softmax",
+    level: Literal["batch", "sequence", "global"] = "batch", load: Tensor | None = None, group: object | None = None,
+    mask: Tensor | None = None, reduction: Literal["none", "mean", "sum"] = "mean",
+    denominator: Tensor | float | None = None, empty: Literal["zero", "nan", "raise"] = "zero") -> Tensor: ...
 def log1mexp(input: Tensor) -> Tensor: ...
 def log_cosh_loss(input: Tensor, target: Tensor, *, mask: Tensor | None = None, weight: Tensor | None = None,
     reduction: Literal["none", "mean", "sum"] = "mean", denominator: Tensor | float | None = None,
@@ -220,10 +238,29 @@ def nll_loss(input: Tensor, target: Tensor, weight: Tensor | None = None, *, mas
     reduction: Literal["none", "mean", "sum"] = "mean", ignore_index: int = -100,
     denominator: Tensor | float | None = None, empty: Literal["zero", "nan", "raise"] = "zero") -> Tensor: ...
 def normalize(input: Tensor, p: float = 2.0, dim: int | Sequence[int] = 1, eps: float | None = 1e-12) -> Tensor: ...
+def ordinal_loss(logits: Tensor, target: Tensor, *, kind: Literal["corn", "coral"] = "corn", mask: Tensor | None = None,
+    weight: Tensor | None = None, reduction: Literal["none", "mean", "sum"] = "mean",
+    denominator: Tensor | float | None = None, empty: Literal["zero", "nan", "raise"] = "zero") -> Tensor: ...
+def plackett_luce_loss(scores: Tensor, ranking: Tensor, *, mask: Tensor | None = None, weight: Tensor | None = None,
+    reduction: Literal["none", "mean", "sum"] = "mean", denominator: Tensor | float | None = None,
+    empty: Literal["zero", "nan", "raise"] = "zero") -> Tensor: ...
 def poisson_nll_loss(input: Tensor, target: Tensor, log_input: bool = True, full: bool = False, *,
     mask: Tensor | None = None, weight: Tensor | None = None, reduction: Literal["none", "mean", "sum"] = "mean",
     denominator: Tensor | float | None = None, empty: Literal["zero", "nan", "raise"] = "zero",
     eps: float = 1e-08) -> Tensor: ...
+def policy_loss(log_prob: Tensor, old_log_prob: Tensor | None, advantage: Tensor, *, mask: Tensor | None = None,
+    weight: Tensor | None = None, cu_seqlens: Tensor | None = None,
+    level: Literal["token", "sequence", "sequence_token"] = "token", clip: float | Sequence[float] = (0.2, 0.28),
+    dual_clip: float | None = None, objective: Literal["clip", "cispo"] = "clip",
+    reference_log_prob: Tensor | None = None, kl: Literal["k1", "k2", "k3"] = "k3", beta: float = 0.0,
+    reduction: Literal["none", "mean", "sum", "sequence_mean"] = "mean", denominator: Tensor | float | None = None,
+    empty: Literal["zero", "nan", "raise"] = "zero") -> PolicyLoss: ...
+def preference_loss(chosen: Tensor, rejected: Tensor, reference_chosen: Tensor | None = None,
+    reference_rejected: Tensor | None = None, *,
+    objective: Literal["dpo", "ipo", "kto", "orpo", "simpo", "cpo"] = "dpo", beta: float = 0.1,
+    label_smoothing: float = 0.0, margin: Tensor | float = 0.0, kl: Tensor | None = None, mask: Tensor | None = None,
+    weight: Tensor | None = None, reduction: Literal["none", "mean", "sum"] = "mean",
+    denominator: Tensor | float | None = None, empty: Literal["zero", "nan", "raise"] = "zero") -> PreferenceLoss: ...
 def psnr(input: Tensor, target: Tensor, *, mask: Tensor | None = None, data_range: float = 1.0,
     reduction: Literal["none", "mean", "sum"] = "mean", empty: Literal["zero", "nan", "raise"] = "zero") -> Tensor: ...
 def quantile_loss(input: Tensor, target: Tensor, *, mask: Tensor | None = None, weight: Tensor | None = None,
@@ -235,6 +272,18 @@ def reverse_kl_div_with_logits(input: Tensor, target: Tensor | None = None, *, m
     temperature: float = 1.0, target_values: Tensor | None = None, target_indices: Tensor | None = None,
     tail: Literal["bucket", "renormalize"] = "bucket", support: Tensor | Sequence[Tensor] | None = None,
     support_threshold: Tensor | None = None) -> Tensor: ...
+def reward_ranking_loss(chosen: Tensor, rejected: Tensor, *, margin: Tensor | float | None = None, center: float = 0.0,
+    mask: Tensor | None = None, weight: Tensor | None = None, reduction: Literal["none", "mean", "sum"] = "mean",
+    denominator: Tensor | float | None = None, empty: Literal["zero", "nan", "raise"] = "zero") -> Tensor: ...
+def router_entropy(logits: Tensor, *, mask: Tensor | None = None, weight: Tensor | None = None,
+    reduction: Literal["none", "mean", "sum"] = "mean", denominator: Tensor | float | None = None,
+    empty: Literal["zero", "nan", "raise"] = "zero") -> Tensor: ...
+def router_load(logits: Tensor, expert_index: Tensor | None = None, *, top_k: int | None = None,
+    scores: Literal["softmax", "sigmoid", "probabilities"] = "softmax", group: object | None = None,
+    mask: Tensor | None = None) -> RouterLoad: ...
+def router_z_loss(logits: Tensor, *, mask: Tensor | None = None, weight: Tensor | None = None,
+    reduction: Literal["none", "mean", "sum"] = "mean", denominator: Tensor | float | None = None,
+    empty: Literal["zero", "nan", "raise"] = "zero") -> Tensor: ...
 def safe_acos(input: Tensor) -> Tensor: ...
 def safe_acosh(input: Tensor) -> Tensor: ...
 def safe_asin(input: Tensor) -> Tensor: ...

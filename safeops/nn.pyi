@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from safeops.head.module import HeadLoss as HeadLoss
 from safeops.ops.classification.cross_entropy import CrossEntropyOfSupport
+from safeops.ops.policies.policy_loss import PolicyLoss
 
 class BCELoss(torch.nn.Module):
     def __init__(self, *, reduction: Literal["none", "mean", "sum"] = "mean",
@@ -47,6 +48,14 @@ class CosineEmbeddingLoss(torch.nn.Module):
     def forward(self, input1: Tensor, input2: Tensor, target: Tensor, *, mask: Tensor | None = None,
         weight: Tensor | None = None, denominator: Tensor | float | None = None) -> Tensor: ...
     def __call__(self, input1: Tensor, input2: Tensor, target: Tensor, *, mask: Tensor | None = None,
+        weight: Tensor | None = None, denominator: Tensor | float | None = None) -> Tensor: ...
+
+class CoxLoss(torch.nn.Module):
+    def __init__(self, *, reduction: Literal["none", "mean", "sum"] = "mean",
+        empty: Literal["zero", "nan", "raise"] = "zero", ties: Literal["breslow", "efron"] = "breslow") -> None: ...
+    def forward(self, risk: Tensor, time: Tensor, event: Tensor, *, mask: Tensor | None = None,
+        weight: Tensor | None = None, denominator: Tensor | float | None = None) -> Tensor: ...
+    def __call__(self, risk: Tensor, time: Tensor, event: Tensor, *, mask: Tensor | None = None,
         weight: Tensor | None = None, denominator: Tensor | float | None = None) -> Tensor: ...
 
 class CrossEntropyLoss(torch.nn.Module):
@@ -256,6 +265,16 @@ class LinearTVLoss(torch.nn.Module):
         target_values: Tensor | None = None, target_indices: Tensor | None = None,
         support: Tensor | Sequence[Tensor] | None = None, support_threshold: Tensor | None = None) -> Tensor: ...
 
+class LoadBalancingLoss(torch.nn.Module):
+    def __init__(self, *, reduction: Literal["none", "mean", "sum"] = "mean",
+        empty: Literal["zero", "nan", "raise"] = "zero", top_k: int | None = None,
+        scores: Literal["softmax", "sigmoid", "probabilities"] = "softmax",
+        level: Literal["batch", "sequence", "global"] = "batch", group: object | None = None) -> None: ...
+    def forward(self, logits: Tensor, expert_index: Tensor | None = None, *, load: Tensor | None = None,
+        mask: Tensor | None = None, denominator: Tensor | float | None = None) -> Tensor: ...
+    def __call__(self, logits: Tensor, expert_index: Tensor | None = None, *, load: Tensor | None = None,
+        mask: Tensor | None = None, denominator: Tensor | float | None = None) -> Tensor: ...
+
 class LogCoshLoss(torch.nn.Module):
     def __init__(self, *, reduction: Literal["none", "mean", "sum"] = "mean",
         empty: Literal["zero", "nan", "raise"] = "zero") -> None: ...
@@ -314,6 +333,22 @@ class NLLLoss(torch.nn.Module):
     def __call__(self, input: Tensor, target: Tensor, *, mask: Tensor | None = None,
         denominator: Tensor | float | None = None) -> Tensor: ...
 
+class OrdinalLoss(torch.nn.Module):
+    def __init__(self, *, reduction: Literal["none", "mean", "sum"] = "mean",
+        empty: Literal["zero", "nan", "raise"] = "zero", kind: Literal["corn", "coral"] = "corn") -> None: ...
+    def forward(self, logits: Tensor, target: Tensor, *, mask: Tensor | None = None, weight: Tensor | None = None,
+        denominator: Tensor | float | None = None) -> Tensor: ...
+    def __call__(self, logits: Tensor, target: Tensor, *, mask: Tensor | None = None, weight: Tensor | None = None,
+        denominator: Tensor | float | None = None) -> Tensor: ...
+
+class PlackettLuceLoss(torch.nn.Module):
+    def __init__(self, *, reduction: Literal["none", "mean", "sum"] = "mean",
+        empty: Literal["zero", "nan", "raise"] = "zero") -> None: ...
+    def forward(self, scores: Tensor, ranking: Tensor, *, mask: Tensor | None = None, weight: Tensor | None = None,
+        denominator: Tensor | float | None = None) -> Tensor: ...
+    def __call__(self, scores: Tensor, ranking: Tensor, *, mask: Tensor | None = None, weight: Tensor | None = None,
+        denominator: Tensor | float | None = None) -> Tensor: ...
+
 class PoissonNLLLoss(torch.nn.Module):
     def __init__(self, *, reduction: Literal["none", "mean", "sum"] = "mean",
         empty: Literal["zero", "nan", "raise"] = "zero", log_input: bool = True, full: bool = False,
@@ -322,6 +357,19 @@ class PoissonNLLLoss(torch.nn.Module):
         denominator: Tensor | float | None = None) -> Tensor: ...
     def __call__(self, input: Tensor, target: Tensor, *, mask: Tensor | None = None, weight: Tensor | None = None,
         denominator: Tensor | float | None = None) -> Tensor: ...
+
+class PolicyLoss(torch.nn.Module):
+    def __init__(self, *, reduction: Literal["none", "mean", "sum", "sequence_mean"] = "mean",
+        empty: Literal["zero", "nan", "raise"] = "zero",
+        level: Literal["token", "sequence", "sequence_token"] = "token", clip: float | Sequence[float] = (0.2, 0.28),
+        dual_clip: float | None = None, objective: Literal["clip", "cispo"] = "clip",
+        kl: Literal["k1", "k2", "k3"] = "k3", beta: float = 0.0) -> None: ...
+    def forward(self, log_prob: Tensor, old_log_prob: Tensor | None, advantage: Tensor, *, mask: Tensor | None = None,
+        weight: Tensor | None = None, cu_seqlens: Tensor | None = None, reference_log_prob: Tensor | None = None,
+        denominator: Tensor | float | None = None) -> PolicyLoss: ...
+    def __call__(self, log_prob: Tensor, old_log_prob: Tensor | None, advantage: Tensor, *, mask: Tensor | None = None,
+        weight: Tensor | None = None, cu_seqlens: Tensor | None = None, reference_log_prob: Tensor | None = None,
+        denominator: Tensor | float | None = None) -> PolicyLoss: ...
 
 class QuantileLoss(torch.nn.Module):
     def __init__(self, *, reduction: Literal["none", "mean", "sum"] = "mean",
@@ -343,6 +391,31 @@ class ReverseKLDivWithLogitsLoss(torch.nn.Module):
         weight: Tensor | None = None, denominator: Tensor | float | None = None, target_values: Tensor | None = None,
         target_indices: Tensor | None = None, support: Tensor | Sequence[Tensor] | None = None,
         support_threshold: Tensor | None = None) -> Tensor: ...
+
+class RewardRankingLoss(torch.nn.Module):
+    def __init__(self, *, reduction: Literal["none", "mean", "sum"] = "mean",
+        empty: Literal["zero", "nan", "raise"] = "zero", margin: Tensor | float | None = None,
+        center: float = 0.0) -> None: ...
+    def forward(self, chosen: Tensor, rejected: Tensor, *, mask: Tensor | None = None, weight: Tensor | None = None,
+        denominator: Tensor | float | None = None) -> Tensor: ...
+    def __call__(self, chosen: Tensor, rejected: Tensor, *, mask: Tensor | None = None, weight: Tensor | None = None,
+        denominator: Tensor | float | None = None) -> Tensor: ...
+
+class RouterEntropy(torch.nn.Module):
+    def __init__(self, *, reduction: Literal["none", "mean", "sum"] = "mean",
+        empty: Literal["zero", "nan", "raise"] = "zero") -> None: ...
+    def forward(self, logits: Tensor, *, mask: Tensor | None = None, weight: Tensor | None = None,
+        denominator: Tensor | float | None = None) -> Tensor: ...
+    def __call__(self, logits: Tensor, *, mask: Tensor | None = None, weight: Tensor | None = None,
+        denominator: Tensor | float | None = None) -> Tensor: ...
+
+class RouterZLoss(torch.nn.Module):
+    def __init__(self, *, reduction: Literal["none", "mean", "sum"] = "mean",
+        empty: Literal["zero", "nan", "raise"] = "zero") -> None: ...
+    def forward(self, logits: Tensor, *, mask: Tensor | None = None, weight: Tensor | None = None,
+        denominator: Tensor | float | None = None) -> Tensor: ...
+    def __call__(self, logits: Tensor, *, mask: Tensor | None = None, weight: Tensor | None = None,
+        denominator: Tensor | float | None = None) -> Tensor: ...
 
 class SILogLoss(torch.nn.Module):
     def __init__(self, *, reduction: Literal["none", "mean", "sum"] = "mean",

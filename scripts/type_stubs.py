@@ -24,6 +24,8 @@ from safeops.ops.classification._best_classes import TAILS  # noqa: E402
 from safeops.ops.classification._support import OUTSIDE  # noqa: E402
 from safeops.ops.images._ssim import PADDING  # noqa: E402
 from safeops.ops.linear.linear_cross_entropy import MEMORY  # noqa: E402
+from safeops.ops.rankings.cox_loss import TIES  # noqa: E402
+from safeops.ops.rankings.preference_loss import OBJECTIVES  # noqa: E402
 from safeops.ops.routers._experts import SCORES  # noqa: E402
 from safeops.ops.vectors.box_iou_loss import KINDS  # noqa: E402
 
@@ -53,7 +55,7 @@ NAMED = {
 }
 # {argument: the strings that the checks accept}
 CHOICES = {"reduction": REDUCTION, "empty": EMPTY, "padding": PADDING, "kind": KINDS, "memory": MEMORY}
-CHOICES |= {"outside": OUTSIDE, "tail": TAILS, "scores": SCORES}
+CHOICES |= {"outside": OUTSIDE, "tail": TAILS, "scores": SCORES, "objective": OBJECTIVES, "ties": TIES}
 
 
 def literal(name: str, key: str) -> str:

@@ -48,6 +48,7 @@ _ordinal_loss = Composed(
     example="torch.tensor([[1.0, -0.5], [2.0, 0.5]]), torch.tensor([1, 2])",
     validate_options=validate_options,
 )
+_ordinal_loss.kinds = KINDS
 
 # ---- public function
 
