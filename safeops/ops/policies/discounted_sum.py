@@ -4,7 +4,7 @@ import torch
 
 from safeops.core import check
 from safeops.core.dtypes import compute_dtype
-from safeops.core.foreign import refuse
+from safeops.core.foreign import REQUIRED, refuse, require
 from safeops.core.op import Composed
 from safeops.core.symbolic import as_operand
 from safeops.ops.policies import _tokens
@@ -63,7 +63,7 @@ _discounted_sum = Composed(NAME, *_tokens.PARTS)
     "Tensor? cu_seqlens=None) -> Tensor",
     arguments=_tokens.SEQUENCES,
 )
-def discounted_sum(rewards, values=None, mask=None, *extra, gamma, lam=1.0, cu_seqlens=None, **unknown):
+def discounted_sum(rewards, values=None, mask=None, *extra, gamma=REQUIRED, lam=1.0, cu_seqlens=None, **unknown):
     """Advantages by GAE, A_t = delta_t + gamma lam A_(t+1), delta_t = r_t + gamma v_(t+1) - v_t, from the end.
 
     Schulman et al., "High-Dimensional Continuous Control Using Generalized Advantage Estimation", 2016. Without
@@ -98,6 +98,7 @@ def discounted_sum(rewards, values=None, mask=None, *extra, gamma, lam=1.0, cu_s
     """
     if extra or unknown:
         refuse(discounted_sum, extra, unknown)
+    require(NAME, gamma=gamma)
     _tokens.validate(NAME, ("rewards", rewards), cu_seqlens, mask=mask, values=values)
     for key, x in (("gamma", gamma), ("lam", lam)):
         check.number(NAME, key, x, minimum=0, maximum=1)

@@ -7,6 +7,7 @@ from safeops.core.dtypes import compute_dtype
 from safeops.core.foreign import refuse
 from safeops.core.group import all_gather, here, objects, ranks_of
 from safeops.core.op import Composed
+from safeops.core.symbolic import as_operand
 from safeops.ops.elementwise.safe_div import _safe_div
 from safeops.ops.elementwise.safe_sqrt import _safe_sqrt
 from safeops.ops.policies import _tokens
@@ -74,9 +75,11 @@ def define(x, ids, keep, scale, leave_one_out, correction, eps):
     if leave_one_out:  # r - (sum - r) / (n - 1) = (r - mean) n / (n - 1)
         result = apart * torch.where(count > 1, count / (count - 1).clamp(min=1), 0)
     if scale:
-        squares, freedom = reduced(_segment_sum, apart * apart), count - correction
+        squares, freedom = reduced(_segment_sum, apart * apart), count - as_operand(correction, x)
         variance = torch.where(freedom > 0, squares / torch.where(freedom > 0, freedom, 1), 0)
-        result = _safe_div.call(result, _safe_sqrt.call(variance, None, 0.0, None) + eps, None, 0.0, None)
+        result = _safe_div.call(
+            result, _safe_sqrt.call(variance, None, 0.0, None) + as_operand(eps, x), None, 0.0, None
+        )
     return _tokens.selected(result, keep)
 
 

@@ -95,8 +95,9 @@ def surrogate(log_ratio, advantage, log_prob, clip, dual_clip, objective):
     q = torch.where(over, 1 + high, torch.where(under, 1 - low, ratio))
     clipped = over | under
     if dual_clip is not None:
-        far = (advantage < 0) & (ratio > dual_clip)
-        q, clipped = torch.where(far, as_operand(dual_clip, ratio), q), clipped | far
+        bound = as_operand(dual_clip, ratio)
+        far = (advantage < 0) & (ratio > bound)
+        q, clipped = torch.where(far, bound, q), clipped | far
     if objective == "cispo":
         return -(q.detach() * advantage) * log_prob, ratio, clipped
     return finite_product(-advantage, q), ratio, clipped

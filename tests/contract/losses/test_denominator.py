@@ -13,13 +13,15 @@ COUNTS = [4, torch.tensor(4), torch.tensor(0.5)]
 
 
 def value_and_gradients(name, route, **changes):
-    """Returns (loss of the record's call, gradient to the first floating-point operand with several dims)."""
+    """Returns (loss of the record's call, gradient to the first floating-point operand with the most dims)."""
     arguments = {
         key: x.clone().to(x.device if x.is_meta else DEVICE) if isinstance(x, torch.Tensor) else x
         for key, x in {**CALLS[name], **changes}.items()
     }
-    x = next(x for x in arguments.values() if isinstance(x, torch.Tensor) and x.is_floating_point() and x.dim() > 1)
-    value = on(route, name)(**{key: v.requires_grad_() if v is x else v for key, v in arguments.items()})
+    floating = (x for x in arguments.values() if isinstance(x, torch.Tensor) and x.is_floating_point())
+    x = max(floating, key=torch.Tensor.dim)
+    result = on(route, name)(**{key: v.requires_grad_() if v is x else v for key, v in arguments.items()})
+    value = result[0] if isinstance(result, tuple) else result
     return value.detach(), torch.autograd.grad(value, x)[0]
 
 

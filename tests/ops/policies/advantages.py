@@ -134,7 +134,7 @@ def _packed(op):
 
     @functools.wraps(op)
     def call(rewards, values=None, mask=None, *, packed=False, **options):
-        if not packed:
+        if not packed or op is discounted_sum:  # the definition takes the sequences as rows: its loop is long enough
             return op(rewards, values, mask, **options)
         bounds = torch.arange(rewards.shape[0] + 1, device=rewards.device) * rewards.shape[1]
         flat = [None if x is None else x.expand(rewards.shape).flatten() for x in (rewards, values, mask)]

@@ -13,7 +13,10 @@ from tests.ops.truth import kept, reduce, saturated, weighted
 HERE = "tests/contract/policies"
 GPU = "made of other ops, whose kernels the GPU tests run"
 NO_ROUTE = "made of other ops, and of torch's elementwise ones"
+OF_PARTS = "made of elementwise ops of torch and of sums whose own records have it"
 SKIP = NOT_SAFE | {
+    "repeatable": OF_PARTS,
+    "threads": OF_PARTS,
     "saved_bytes": "made of torch's ops, which save their own operands",
     "peak_memory": "made of other ops: what one gives another is a tensor",
     "sizes": f"tokens lie along a dim, which a 0-dim tensor has not: {HERE} has the other sizes",
