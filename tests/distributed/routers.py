@@ -1,5 +1,7 @@
 """Cases of losses of routers whose tokens lie on several ranks, each compared with one process. Run by processes.py."""
 
+import functools
+
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_device_mesh
@@ -105,7 +107,7 @@ def dtensors():
     """DTensors of tokens: the counts are of all ranks at each level, as those of one process."""
     x, keep, _ = tokens()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for level in ("batch", "sequence"):
+    for level in ("batch", "sequence", "global"):
         whole = x.clone().requires_grad_()
         want = balance(level=level)(whole, keep)
         want.backward()
@@ -119,6 +121,10 @@ def dtensors():
 
 def errors():
     x = torch.randn(3, EXPERTS)
+    shared = distribute_tensor(x, init_device_mesh("cpu", (dist.get_world_size(),)), [Shard(0)])
+    for call in (safeops.router_load, functools.partial(safeops.load_balancing_loss, level="global")):
+        raises(TypeError, "logits must be no DTensor",
+               call=functools.partial(call, shared, top_k=1, group=dist.group.WORLD))  # fmt: skip
     raises(TypeError, "load_balancing_loss", "group", "int",
            call=lambda: safeops.load_balancing_loss(x, top_k=1, level="global", group=3))  # fmt: skip
 

@@ -6,7 +6,7 @@ from safeops.core import check, sums
 from safeops.core.composed_loss import vectors
 from safeops.core.definitions import softplus
 from safeops.core.dtypes import compute_dtype
-from safeops.core.group import here
+from safeops.core.group import here, ranks_of
 from safeops.core.loss_reduction import wait_for
 from safeops.core.private_torch import start_all_reduce
 from safeops.ops.classification.masked_softmax import _masked_softmax, masked_softmax
@@ -74,8 +74,13 @@ def probabilities(logits, keep, scores):
     return masked_softmax(x, each)
 
 
-def over_ranks(name, x, group, size):
-    """The sum of x over the ranks of a group."""
+def over_ranks(name, x, logits, group):
+    """The sum of x over the ranks of a group (None: all). The counts of DTensors are those of their mesh already."""
+    if group is not None:
+        check.no_dtensor(name, "logits", logits)  # (a group and a mesh may differ)
+    elif check.mesh(logits) is not None:
+        return x
+    group, size = ranks_of(name, group, None, None)
     if size == 1:
         return x
     try:

@@ -5,7 +5,6 @@ import torch
 from safeops.core import check, loss_reduction, sums
 from safeops.core.composed_loss import ARGUMENTS, finish, validate
 from safeops.core.foreign import refuse
-from safeops.core.group import ranks_of
 from safeops.core.op import Composed
 from safeops.ops.routers import _experts
 
@@ -134,13 +133,13 @@ def load_balancing_loss(
     operands = {"logits": logits, "expert_index": expert_index, "load": load}
     validate(NAME, rows, None, None, reduction, denominator, empty, **operands)
     check.same_device(NAME, "logits", logits, mask=mask)
-    group, size = ranks_of(NAME, group, None, None) if level == "global" else (None, 1)
     keep = None if mask is None else mask.expand(tokens)
     if load is None:
         each = None if keep is None else keep.unsqueeze(-1)
         over = len(tokens) - 1 if by_sequence else tuple(range(len(tokens)))
         load = sums.count(_experts.chosen(logits, expert_index, top_k), each, over, keepdim=by_sequence)
-        load = _experts.over_ranks(NAME, load, group, size)
+        if level == "global":
+            load = _experts.over_ranks(NAME, load, logits, group)
     loss = define(_experts.probabilities(logits, keep, scores), load, keep, by_sequence)
     if by_sequence and keep is not None:
         keep = keep.any(-1)

@@ -6,7 +6,6 @@ import torch
 
 from safeops.core import check, sums
 from safeops.core.foreign import refuse
-from safeops.core.group import ranks_of
 from safeops.core.op import Composed
 from safeops.core.private_torch import saved_by_name
 from safeops.ops.routers import _experts
@@ -68,14 +67,13 @@ def router_load(
     _experts.validate_choice(NAME, logits, expert_index, top_k)
     check.mask(NAME, mask, "the tokens", logits, rows)
     check.same_device(NAME, "logits", logits, expert_index=expert_index, mask=mask)
-    group, size = (None, 1) if group is None else ranks_of(NAME, group, None, None)
     logits = logits.detach()
     chosen, shares = _experts.chosen(logits, expert_index, top_k), _experts.probabilities(logits, mask, scores)
     each = None if mask is None else mask.unsqueeze(-1)
     tokens = tuple(range(len(rows)))
     load, importance = sums.count(chosen, each, tokens), sums.total(shares, each, tokens)
-    if size > 1:
-        both = _experts.over_ranks(NAME, torch.cat([load.double(), importance.double()]), group, size)
+    if group is not None:
+        both = _experts.over_ranks(NAME, torch.cat([load.double(), importance.double()]), logits, group)
         load, importance = both[: len(load)].long(), both[len(load) :].to(shares.dtype)
     mean = load.double().mean()
     violation = torch.where(mean > 0, load.amax() / torch.where(mean > 0, mean, 1) - 1, 0)
