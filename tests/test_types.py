@@ -103,7 +103,7 @@ CHOICES = [
     (name, key)
     for name in calls.CALLS
     for key in inspect.signature(getattr(safeops, name)).parameters
-    if key in type_stubs.CHOICES
+    if key in type_stubs.CHOICES and key not in calls.tensors(name)
 ]
 
 

@@ -104,6 +104,7 @@ OF_ANY_DIMS = [
     for name in CALLS
     if not RECORDS[name].of_rows
     and getattr(registry.get(name), "family", "") not in ("divergences", "images", "linear", "routers")
+    and name not in ("cox_loss", "ordinal_loss", "plackett_luce_loss")  # losses of rows, in records of their own
 ]
 
 

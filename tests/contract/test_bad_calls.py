@@ -49,7 +49,7 @@ def test_the_message_is_the_one_users_can_act_on():
 
 # Reductions and pointwise losses, whose mask broadcasts to the input. (A mask of rows has fewer dims.)
 WEIGHTED = [RECORDS[n] for n in NAMES if {"mask", "weight"} <= RECORDS[n].call.keys()]
-OF_ROWS = "classification", "divergences", "linear", "vectors", "row_loss"
+OF_ROWS = "classification", "divergences", "linear", "vectors", "rankings", "row_loss"
 MASKED = [r.name for r in WEIGHTED if not r.kind.startswith(OF_ROWS)]
 
 

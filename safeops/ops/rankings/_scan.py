@@ -86,7 +86,14 @@ class _LogCumsumExp(_Function):
         return x.logcumsumexp(-1)
 
     @staticmethod
+    def setup_context(ctx, inputs, output):
+        _Function.setup_context(ctx, inputs, output)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
     def backward(ctx, g):
+        if g is None:
+            return None
         x, y = ctx.saved_tensors
         # (a compiled backward is not differentiated)
         return _suffix(g, x, y) if is_compiling() else _Suffix.apply(g, x, y)

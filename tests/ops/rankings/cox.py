@@ -105,7 +105,7 @@ Record(
     bad_calls=_bad_calls(),
     call={
         "risk": plain()[:, 0].clone(),
-        "time": torch.tensor([2.0, 1.0, 2.0, 3.0, 1.0]),
+        "time": torch.tensor([2, 1, 2, 3, 1]),
         "event": torch.tensor([True, True, True, False, True]),
         "ties": "efron",
         "mask": torch.arange(5) != 1,
