@@ -104,7 +104,11 @@ def _module(op):
     call = inspect.Signature(inputs)
     members = {
         "__doc__": _DOC.format(
-            function=op.name, module=op.module, options=", ".join(defaults), call=str(call)[1:-1], example=op.example,
+            function=op.name,
+            module=op.module,
+            options=", ".join(defaults),
+            call=str(call)[1:-1],
+            example=op.example,
             result=op.result,
         ),
         "__module__": __name__,

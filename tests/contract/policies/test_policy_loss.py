@@ -134,7 +134,7 @@ def test_a_ratio_beyond_exp_saturates(dtype):
     bounded = safeops.policy_loss(x, old, advantage, dual_clip=3.0)
     assert bounded.loss.isfinite() and torch.autograd.grad(bounded.loss, x)[0].isfinite().all()
     masked = safeops.policy_loss(x, old, advantage, mask=torch.arange(2, device=DEVICE) == 1, reduction="sequence_mean")
-    assert masked.loss.isfinite() and masked.mean_ratio < 1
+    assert masked.loss.isfinite() and masked.mean_ratio < 1.2
 
 
 def test_what_is_logged():
