@@ -141,7 +141,7 @@ def test_micro_batches():
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointing_of_several_micro_batches(reentrant):
-    """What is recomputed in backward counts no token twice: the gradient is the one without checkpointing."""
+    """A repeated call counts no token twice: the gradient is the one without checkpointing."""
     torch.manual_seed(0)
     experts = torch.nn.Linear(8, 4).to(DEVICE)
     batches = [torch.randn(6, 8, device=DEVICE, requires_grad=True) for _ in range(3)]
