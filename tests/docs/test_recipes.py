@@ -26,7 +26,7 @@ def test_the_recipe_runs(title, tmp_path):
 
 
 def test_every_recipe_is_found():
-    assert len(RECIPES) == TEXT.count("```python") == TEXT.count("\n## ") == 21
+    assert len(RECIPES) == TEXT.count("```python") == TEXT.count("\n## ") == 22
 
 
 def test_its_lines_fit_a_screen():
