@@ -22,7 +22,7 @@ from safeops.ops.classification.token_log_probs import TokenLogProbsAndArgmax
 from safeops.ops.classification.token_log_probs import TokenLogProbsOfSupport
 from safeops.ops.elementwise.apply_where import apply_where as apply_where
 from safeops.ops.policies.policy_loss import PolicyLoss
-from safeops.ops.rankings.preference_loss import PreferenceLoss
+from safeops.ops.rankings.preference_loss import PreferenceLossAndRewards
 from safeops.ops.routers.router_load import RouterLoad
 from safeops.ops.selection.masked_compact import MaskedCompact
 from safeops.safe.mode import safe_mode as safe_mode
@@ -258,9 +258,10 @@ def policy_loss(log_prob: Tensor, old_log_prob: Tensor | None, advantage: Tensor
 def preference_loss(chosen: Tensor, rejected: Tensor, reference_chosen: Tensor | None = None,
     reference_rejected: Tensor | None = None, *,
     objective: Literal["dpo", "ipo", "kto", "orpo", "simpo", "cpo"] = "dpo", beta: float = 0.1,
-    label_smoothing: float = 0.0, margin: Tensor | float = 0.0, kl: Tensor | None = None, mask: Tensor | None = None,
-    weight: Tensor | None = None, reduction: Literal["none", "mean", "sum"] = "mean",
-    denominator: Tensor | float | None = None, empty: Literal["zero", "nan", "raise"] = "zero") -> PreferenceLoss: ...
+    label_smoothing: float = 0.0, margin: Tensor | float = 0.0, reference_point: Tensor | None = None,
+    mask: Tensor | None = None, weight: Tensor | None = None, reduction: Literal["none", "mean", "sum"] = "mean",
+    denominator: Tensor | float | None = None,
+    empty: Literal["zero", "nan", "raise"] = "zero") -> PreferenceLossAndRewards: ...
 def psnr(input: Tensor, target: Tensor, *, mask: Tensor | None = None, data_range: float = 1.0,
     reduction: Literal["none", "mean", "sum"] = "mean", empty: Literal["zero", "nan", "raise"] = "zero") -> Tensor: ...
 def quantile_loss(input: Tensor, target: Tensor, *, mask: Tensor | None = None, weight: Tensor | None = None,

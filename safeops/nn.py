@@ -16,7 +16,7 @@ from safeops.head.module import HeadLoss as HeadLoss
 TENSORS = (
     *("target", "negative_keys", "linear_bias", "mask", "weight", "row_weight", "denominator"),
     *("target_values", "target_indices", "target_weight", "target_bias", "support", "cu_seqlens", "reference_log_prob"),
-    *("support_threshold", "expert_index", "load"),
+    *("support_threshold", "expert_index", "load", "reference_chosen", "reference_rejected", "reference_point"),
 )
 
 

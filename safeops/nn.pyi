@@ -8,6 +8,7 @@ from torch import Tensor
 from safeops.head.module import HeadLoss as HeadLoss
 from safeops.ops.classification.cross_entropy import CrossEntropyOfSupport
 from safeops.ops.policies.policy_loss import PolicyLoss
+from safeops.ops.rankings.preference_loss import PreferenceLossAndRewards
 
 class BCELoss(torch.nn.Module):
     def __init__(self, *, reduction: Literal["none", "mean", "sum"] = "mean",
@@ -370,6 +371,18 @@ class PolicyLoss(torch.nn.Module):
     def __call__(self, log_prob: Tensor, old_log_prob: Tensor | None, advantage: Tensor, *, mask: Tensor | None = None,
         weight: Tensor | None = None, cu_seqlens: Tensor | None = None, reference_log_prob: Tensor | None = None,
         denominator: Tensor | float | None = None) -> PolicyLoss: ...
+
+class PreferenceLoss(torch.nn.Module):
+    def __init__(self, *, reduction: Literal["none", "mean", "sum"] = "mean",
+        empty: Literal["zero", "nan", "raise"] = "zero",
+        objective: Literal["dpo", "ipo", "kto", "orpo", "simpo", "cpo"] = "dpo", beta: float = 0.1,
+        label_smoothing: float = 0.0, margin: Tensor | float = 0.0) -> None: ...
+    def forward(self, chosen: Tensor, rejected: Tensor, reference_chosen: Tensor | None = None,
+        reference_rejected: Tensor | None = None, *, reference_point: Tensor | None = None, mask: Tensor | None = None,
+        weight: Tensor | None = None, denominator: Tensor | float | None = None) -> PreferenceLossAndRewards: ...
+    def __call__(self, chosen: Tensor, rejected: Tensor, reference_chosen: Tensor | None = None,
+        reference_rejected: Tensor | None = None, *, reference_point: Tensor | None = None, mask: Tensor | None = None,
+        weight: Tensor | None = None, denominator: Tensor | float | None = None) -> PreferenceLossAndRewards: ...
 
 class QuantileLoss(torch.nn.Module):
     def __init__(self, *, reduction: Literal["none", "mean", "sum"] = "mean",

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import torch
 
-from safeops.core import check, sums
+from safeops.core import check, loss_reduction, sums
 from safeops.core.composed_loss import ARGUMENTS, finish, same_shape, validate
 from safeops.core.definitions import kept, sigmoid
 from safeops.core.dtypes import compute_dtype
@@ -14,7 +14,7 @@ from safeops.core.private_torch import saved_by_name
 from safeops.core.symbolic import as_operand
 from safeops.ops.elementwise.log1mexp import _log1mexp, log1mexp
 from safeops.ops.losses.binary_cross_entropy_with_logits import _binary_cross_entropy_with_logits
-from safeops.ops.rankings._pairs import logistic, margin_for, selected
+from safeops.ops.rankings._pairs import logistic, margin_for, selected, validate_margin
 
 NAME = "preference_loss"
 OBJECTIVES = ("dpo", "ipo", "kto", "orpo", "simpo", "cpo")
@@ -23,7 +23,7 @@ LOGISTIC = ("dpo", "orpo", "simpo", "cpo")
 
 
 @saved_by_name
-class PreferenceLoss(NamedTuple):
+class PreferenceLossAndRewards(NamedTuple):
     loss: torch.Tensor
     chosen_rewards: torch.Tensor
     rejected_rewards: torch.Tensor
@@ -47,32 +47,48 @@ def of_pairs(objective, chosen, rejected, beta, label_smoothing, margin):
     return logistic(beta * (chosen - rejected) - margin, label_smoothing)
 
 
-def gains(chosen, rejected, keep, kl):
+def gains(chosen, rejected, keep, reference_point):
     """How far each answer of KTO is on its side of z0: (2, *rows), chosen first."""
-    if kl is None:
-        kl = sums.mean(torch.stack((chosen, rejected)).detach(), keep)
-    z0 = kl.detach().to(chosen.dtype).clamp(min=0)
+    if reference_point is None:
+        reference_point = sums.mean(torch.stack((chosen, rejected)).detach(), keep)
+    z0 = reference_point.detach().to(chosen.dtype).clamp(min=0)
     return torch.stack((chosen - z0, z0 - rejected))
 
 
 # ---- record
 
-_preference_loss = Composed(NAME, _log1mexp, _binary_cross_entropy_with_logits, *sums.ALL)
 
-
-def _validate_options(objective, beta, label_smoothing, margin, kl):
-    check.choice(NAME, "objective", objective, OBJECTIVES)
-    check.number(NAME, "beta", beta, above=0)
-    check.number(NAME, "label_smoothing", label_smoothing, minimum=0, maximum=1)
+def validate_options(name, reduction, empty, objective, beta, label_smoothing, margin):
+    loss_reduction.validate_options(name, reduction, empty)
+    check.choice(name, "objective", objective, OBJECTIVES)
+    check.number(name, "beta", beta, above=0)
+    check.number(name, "label_smoothing", label_smoothing, minimum=0, maximum=1)
+    validate_margin(name, margin)
     unused = {} if objective in LOGISTIC else {"label_smoothing": label_smoothing, "margin": margin}
     for key, value in unused.items():
         if isinstance(value, torch.Tensor) or value != 0:
-            raise ValueError(f"{NAME}: {key} goes with {', '.join(LOGISTIC)}, not with {objective!r}")
-    if kl is not None:
-        check.floating(NAME, "kl", kl)
-        check.real_scalar(NAME, "kl", kl)
-        if objective != "kto":
-            raise ValueError(f"{NAME}: kl goes with kto, not with {objective!r}")
+            raise ValueError(f"{name}: {key} goes with {', '.join(LOGISTIC)}, not with {objective!r}")
+
+
+_preference_loss = Composed(
+    NAME,
+    _log1mexp,
+    _binary_cross_entropy_with_logits,
+    *sums.ALL,
+    module="PreferenceLoss",
+    example="torch.tensor([-4.0]), torch.tensor([-6.0]), torch.tensor([-5.0]), torch.tensor([-5.0])",
+    validate_options=validate_options,
+)
+_preference_loss.result, _preference_loss.objectives = ".loss", OBJECTIVES
+
+
+def _validate_reference_point(objective, x):
+    if x is None:
+        return
+    check.floating(NAME, "reference_point", x)
+    check.real_scalar(NAME, "reference_point", x)
+    if objective != "kto":
+        raise ValueError(f"{NAME}: reference_point goes with kto, not with {objective!r}")
 
 
 def _validate_references(objective, **references):
@@ -86,8 +102,8 @@ def _validate_references(objective, **references):
 
 _SCHEMA = (
     "(Tensor chosen, Tensor rejected, Tensor? reference_chosen=None, Tensor? reference_rejected=None, *, "
-    'str objective="dpo", float beta=0.1, float label_smoothing=0.0, {margin}, Tensor? kl=None, Tensor? mask=None, '
-    'Tensor? weight=None, str reduction="mean", Tensor? denominator=None, str empty="zero") '
+    'str objective="dpo", float beta=0.1, float label_smoothing=0.0, {margin}, Tensor? reference_point=None, '
+    'Tensor? mask=None, Tensor? weight=None, str reduction="mean", Tensor? denominator=None, str empty="zero") '
     "-> (Tensor loss, Tensor chosen_rewards, Tensor rejected_rewards, Tensor accuracy)"
 )
 _ARGUMENTS = ARGUMENTS.partition("\n    Returns:")[0]
@@ -100,14 +116,14 @@ _ARGUMENTS = ARGUMENTS.partition("\n    Returns:")[0]
 )
 def preference_loss(
     chosen, rejected, reference_chosen=None, reference_rejected=None, *extra, objective="dpo", beta=0.1,
-    label_smoothing=0.0, margin=0.0, kl=None, mask=None, weight=None, reduction="mean", denominator=None,
-    empty="zero", **unknown,
+    label_smoothing=0.0, margin=0.0, reference_point=None, mask=None, weight=None, reduction="mean",
+    denominator=None, empty="zero", **unknown,
 ):  # fmt: skip
     """The loss of pairs of answers, of which people chose one and rejected the other, from their log-probabilities.
 
         dpo          -log sigmoid(beta h - margin),   h = (c - c_ref) - (r - r_ref)
         ipo          (h - 1 / (2 beta))^2
-        kto          1 - sigmoid(beta (c - c_ref - z0)) and 1 - sigmoid(beta (z0 - (r - r_ref))), z0 = max(kl, 0)
+        kto          1 - sigmoid(beta (c - c_ref - z0)) and 1 - sigmoid(beta (z0 - (r - r_ref))), z0 >= 0
         cpo, simpo   -log sigmoid(beta (c - r) - margin)
         orpo         -beta log sigmoid(log odds(c) - log odds(r) - margin),   odds = p / (1 - p), p = e^c
 
@@ -139,9 +155,9 @@ def preference_loss(
         label_smoothing: from 0 to 1, the share s of labels that are wrong: (1 - s) loss(z) + s loss(-z). Not for ipo
             and kto.
         margin: number, or floating tensor that broadcasts to the rows (differentiable). Not for ipo and kto.
-        kl: 0-dim floating tensor for kto: the mean log-ratio of answers to other prompts, as the paper estimates
-            KL(policy || reference). None: the mean log-ratio of the kept answers themselves. No gradient passes
-            through z0. With `kl` the loss does not depend on how a batch is cut.
+        reference_point: 0-dim floating tensor for kto: z0 before it is clamped at 0, the mean log-ratio of answers to
+            other prompts, by which the paper estimates KL(policy || reference). None: the mean log-ratio of the kept
+            answers themselves, which depends on how a batch is cut. No gradient passes through z0.
         {arguments}
 
     Returns:
@@ -168,16 +184,18 @@ def preference_loss(
     """
     if extra or unknown:
         refuse(preference_loss, extra, unknown)
-    _validate_options(objective, beta, label_smoothing, margin, kl)
+    validate_options(NAME, reduction, empty, objective, beta, label_smoothing, margin)
+    _validate_reference_point(objective, reference_point)
     operands = {"chosen": chosen, "rejected": rejected}
     references = {"reference_chosen": reference_chosen, "reference_rejected": reference_rejected}
     _validate_references(objective, **references)
     operands |= references if objective in OF_REFERENCE else {}
     rows = same_shape(NAME, **operands)
     unpaired = objective == "kto"
-    validate(NAME, (2, *rows) if unpaired else rows, mask, weight, reduction, denominator, empty, **operands, kl=kl)
+    shape, tensors = (2, *rows) if unpaired else rows, operands | {"reference_point": reference_point}
+    validate(NAME, shape, mask, weight, reduction, denominator, empty, **tensors)
     keep = kept(mask, weight)
-    keep = None if keep is None else keep.expand((2, *rows) if unpaired else rows)
+    keep = None if keep is None else keep.expand(shape)
     keeps = (None, None) if keep is None else keep if unpaired else (keep, keep)
     compute = compute_dtype(*(x.dtype for x in operands.values()))
     margin = 0 if unpaired else margin_for(NAME, margin, "chosen", chosen, keep, compute)
@@ -187,10 +205,10 @@ def preference_loss(
     beta = as_operand(beta, chosen)
     rewards = [beta * x.detach() for x in (c, r)]
     if unpaired:
-        ahead = gains(c, r, keep, kl)
+        ahead = gains(c, r, keep, reference_point)
         loss = sigmoid(-beta * ahead)
     else:
         loss, ahead = of_pairs(objective, c, r, beta, label_smoothing, margin), rewards[0] - rewards[1]
     accuracy = sums.mean((ahead.detach() > 0).to(compute), keep)
     loss = finish(NAME, loss, keep, weight, reduction, denominator, empty)
-    return PreferenceLoss(loss, *rewards, accuracy)
+    return PreferenceLossAndRewards(loss, *rewards, accuracy)

@@ -76,7 +76,9 @@ def test_unpaired_answers():
     label, kl = flags(True, False, False, True, True, False), data(low=0.1).to(DEVICE)
     kinds = torch.tensor([[1.0], [1.5]], device=DEVICE)
     both = torch.stack((label, ~label))
-    got = safeops.preference_loss(x, x, ref, ref, objective="kto", kl=kl, mask=both, weight=kinds, reduction="sum")
+    got = safeops.preference_loss(
+        x, x, ref, ref, objective="kto", reference_point=kl, mask=both, weight=kinds, reduction="sum"
+    )
     z = 0.1 * (x - ref - kl)
     want = (1 - torch.sigmoid(z[label])).sum() + 1.5 * (1 - torch.sigmoid(-z[~label])).sum()
     torch.testing.assert_close(got.loss, want)
@@ -91,16 +93,20 @@ def test_no_gradient_passes_the_reference_point():
     got = safeops.preference_loss(c, r, cr, rr, objective="kto").loss
     torch.testing.assert_close(got, want)
     torch.testing.assert_close(grads_of(got, (c, r)), grads_of(want, (c, r)))
-    below = safeops.preference_loss(c, r, cr, rr, objective="kto", kl=torch.tensor(-3.0, device=DEVICE)).loss
-    zero = safeops.preference_loss(c, r, cr, rr, objective="kto", kl=torch.tensor(0.0, device=DEVICE)).loss
+    below = safeops.preference_loss(
+        c, r, cr, rr, objective="kto", reference_point=torch.tensor(-3.0, device=DEVICE)
+    ).loss
+    zero = safeops.preference_loss(c, r, cr, rr, objective="kto", reference_point=torch.tensor(0.0, device=DEVICE)).loss
     assert torch.equal(below, zero)  # the estimate of a KL divergence may be negative, the point may not
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_a_batch_that_is_cut_has_the_gradients_of_the_whole(objective):
-    """With `denominator` (and `kl`), the sum over micro-batches must be the mean of the whole (trl#5619: g / 4)."""
+    """With `denominator`, for kto also `reference_point`, the sum of parts must be the mean of the whole (trl#5619)."""
     operands, keep = [x.requires_grad_() for x in answers(objective, 8)], mask(8).to(DEVICE)
-    options = {"objective": objective} | ({"kl": torch.tensor(0.25, device=DEVICE)} if objective == "kto" else {})
+    options = {"objective": objective} | (
+        {"reference_point": torch.tensor(0.25, device=DEVICE)} if objective == "kto" else {}
+    )
     whole = safeops.preference_loss(*operands, mask=keep, **options).loss
     count = keep.sum() * (2 if objective == "kto" else 1)
     parts = [

@@ -88,7 +88,8 @@ def a_kind(definition):
 @a_kind
 def preference_loss(
     chosen, rejected, reference_chosen=None, reference_rejected=None, *, objective="dpo", beta=0.1,
-    label_smoothing=0.0, margin=0.0, kl=None, mask=None, weight=None, reduction="mean", denominator=None, empty="zero",
+    label_smoothing=0.0, margin=0.0, reference_point=None, mask=None, weight=None, reduction="mean", denominator=None,
+    empty="zero",
 ):  # fmt: skip
     """Returns the papers' losses and, with "none", the rewards and the accuracy too."""
     shape = (2, *chosen.shape) if objective == "kto" else chosen.shape
@@ -102,8 +103,9 @@ def preference_loss(
     right = rewards[0] > rewards[1]
     if objective == "kto":
         both = torch.stack((c, r)).detach()
-        estimate = torch.where(keep, both, 0).sum() / keep.sum().clamp(min=1) if kl is None else kl.detach()
-        z0 = estimate.clamp(min=0)
+        if reference_point is None:
+            reference_point = torch.where(keep, both, 0).sum() / keep.sum().clamp(min=1)
+        z0 = reference_point.detach().clamp(min=0)
         terms = torch.stack((1 - torch.sigmoid(beta * (c - z0)), 1 - torch.sigmoid(beta * (z0 - r))))
         right = torch.stack((c > z0, r < z0))
     elif objective == "ipo":
@@ -143,7 +145,9 @@ def _of_preferences():
     yield sample("dpo, none, weighted", four, mask=keep, weight=weight, slow=True, **options)
     yield sample("ipo, weighted", four, (0, 1, 2, 3, "weight"), objective="ipo", weight=weight, mask=mask(5), beta=0.5)
     yield sample("kto", four, objective="kto", mask=keep, beta=0.5, smooth=False)  # z0 is a constant
-    yield sample("kto, kl, none", four, objective="kto", kl=data(low=0.25), weight=weight, reduction="none")
+    yield sample(
+        "kto, its point, none", four, objective="kto", reference_point=data(low=0.25), weight=weight, reduction="none"
+    )
     margin = {"margin": data(5, seed=7), "label_smoothing": 0.125}
     yield sample("orpo, sum", two, (0, 1, "margin"), objective="orpo", mask=keep, reduction="sum", **margin)
     yield sample("simpo, denominator", two, objective="simpo", beta=2.0, margin=0.5, mask=keep, denominator=DENOMINATOR)
@@ -166,15 +170,17 @@ Record(
         Bad(_four, {"objective": "ipo", "margin": 1.0}, ValueError, (NAME, "margin", "'ipo'", "dpo")),
         Bad(_four, {"objective": "kto", "margin": X}, ValueError, (NAME, "margin", "'kto'", "dpo")),
         Bad(_four, {"objective": "kto", "label_smoothing": 0.1}, ValueError, (NAME, "label_smoothing", "'kto'")),
-        Bad(_four, {"kl": X[0, 0]}, ValueError, (NAME, "kl", "'dpo'")),
-        Bad(_four, {"objective": "kto", "kl": X[0]}, ValueError, (NAME, "kl", "(5,)")),
-        Bad(_four, {"objective": "kto", "kl": 1.0}, TypeError, (NAME, "kl", "tensor", "float")),
+        Bad(_four, {"reference_point": X[0, 0]}, ValueError, (NAME, "reference_point", "'dpo'")),
+        Bad(_four, {"objective": "kto", "reference_point": X[0]}, ValueError, (NAME, "reference_point", "(5,)")),
+        Bad(
+            _four, {"objective": "kto", "reference_point": 1.0}, TypeError, (NAME, "reference_point", "tensor", "float")
+        ),
         Bad(_four, {"objective": "kto", "mask": torch.ones(3, 2, 5).bool()}, ValueError, (NAME, "mask", "(2, 2, 5)")),
     ],
     call={
         **{key: -plain(i) for i, key in enumerate(_names)},
         **TENSORS,
-        **{"objective": "dpo", "beta": 0.5, "label_smoothing": 0.25, "margin": 0.75, "kl": None},
+        **{"objective": "dpo", "beta": 0.5, "label_smoothing": 0.25, "margin": 0.75, "reference_point": None},
     },
     gpu=NO_GPU,
     no_route=NO_ROUTE,
