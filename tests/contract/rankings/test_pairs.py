@@ -163,9 +163,9 @@ def test_the_kernels_that_compute_them(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("objective", ["kto", "orpo", "ipo"])
+@pytest.mark.parametrize("objective", ["dpo", "kto", "orpo", "ipo"])
 def test_it_compiles_whole(objective):
-    """The objectives that the contract's first sample does not have must be one graph, for any number of pairs."""
+    """Each kind of objective must be one graph, for any number of pairs."""
 
     def loss(*operands, mask):
         return safeops.preference_loss(*operands, objective=objective, mask=mask)

@@ -1,4 +1,4 @@
-"""preference_loss and reward_ranking_loss: two numbers a row."""
+"""reward_ranking_loss and preference_loss: two numbers a row."""
 
 import functools
 
@@ -81,6 +81,44 @@ def a_kind(definition):
     definition.__module__ = "tests.ops.rankings"
     return definition
 
+
+# ---- reward_ranking_loss
+
+
+@a_kind
+def reward_ranking_loss(
+    chosen, rejected, *, margin=None, center=0.0, mask=None, weight=None, reduction="mean", denominator=None,
+    empty="zero",
+):  # fmt: skip
+    keep = kept(chosen.shape, mask, weight).to(chosen.device).expand(chosen.shape)
+    c, r = (torch.where(keep, x, 0) for x in (chosen, rejected))
+    margin = 0 if margin is None else torch.where(keep, torch.as_tensor(margin, device=c.device), 0)
+    terms = F.softplus(margin - c + r) + (center * (c + r) ** 2 if center else 0)
+    return reduced(terms, keep, weight, reduction, denominator, empty)
+
+
+def _of_rewards():
+    x = 3, 5
+    two, keep, weight = tuple(data(*x, seed=i) for i in range(2)), mask(*x), weights(*x)
+    yield sample("mean", two, mask=keep, slow=True)
+    yield sample("none, weighted", two, mask=keep, weight=weight, reduction="none", center=0.25, slow=True)
+    yield sample("weighted", two, (0, 1, "weight"), weight=weight, mask=mask(5), margin=0.5)
+    yield sample("margins, sum", two, (0, 1, "margin"), mask=keep, reduction="sum", margin=data(3, 1, seed=7))
+    yield sample("denominator", two, mask=keep, denominator=DENOMINATOR, center=0.125)
+
+
+NAME = "reward_ranking_loss"
+Record(
+    NAME,
+    reward_ranking_loss,
+    _of_rewards(),
+    bad_calls=[*bad_calls(NAME, ("chosen", "rejected"), (), {"center": [-1.0, NAN]})],
+    call={"chosen": plain(), "rejected": plain(1), **TENSORS, "margin": 0.75, "center": 0.25},
+    gpu=NO_GPU,
+    no_route=NO_ROUTE,
+    terms=terms,
+    skip=SKIP,
+)
 
 # ---- preference_loss
 
@@ -185,44 +223,6 @@ Record(
     gpu=NO_GPU,
     no_route=NO_ROUTE,
     adapt=adapted,
-    terms=terms,
-    skip=SKIP,
-)
-
-# ---- reward_ranking_loss
-
-
-@a_kind
-def reward_ranking_loss(
-    chosen, rejected, *, margin=None, center=0.0, mask=None, weight=None, reduction="mean", denominator=None,
-    empty="zero",
-):  # fmt: skip
-    keep = kept(chosen.shape, mask, weight).to(chosen.device).expand(chosen.shape)
-    c, r = (torch.where(keep, x, 0) for x in (chosen, rejected))
-    margin = 0 if margin is None else torch.where(keep, torch.as_tensor(margin, device=c.device), 0)
-    terms = F.softplus(margin - c + r) + (center * (c + r) ** 2 if center else 0)
-    return reduced(terms, keep, weight, reduction, denominator, empty)
-
-
-def _of_rewards():
-    x = 3, 5
-    two, keep, weight = tuple(data(*x, seed=i) for i in range(2)), mask(*x), weights(*x)
-    yield sample("mean", two, mask=keep, slow=True)
-    yield sample("none, weighted", two, mask=keep, weight=weight, reduction="none", center=0.25, slow=True)
-    yield sample("weighted", two, (0, 1, "weight"), weight=weight, mask=mask(5), margin=0.5)
-    yield sample("margins, sum", two, (0, 1, "margin"), mask=keep, reduction="sum", margin=data(3, 1, seed=7))
-    yield sample("denominator", two, mask=keep, denominator=DENOMINATOR, center=0.125)
-
-
-NAME = "reward_ranking_loss"
-Record(
-    NAME,
-    reward_ranking_loss,
-    _of_rewards(),
-    bad_calls=[*bad_calls(NAME, ("chosen", "rejected"), (), {"center": [-1.0, NAN]})],
-    call={"chosen": plain(), "rejected": plain(1), **TENSORS, "margin": 0.75, "center": 0.25},
-    gpu=NO_GPU,
-    no_route=NO_ROUTE,
     terms=terms,
     skip=SKIP,
 )
