@@ -98,9 +98,9 @@ test-slow: setup docs $(VENV)/rivals $(VENV)/hub-loader
 	@$(PYTEST) -m "slow and not exhaustive" --ignore=tests/kernels $(ARGS)
 
 # The kernels of GPUs: CUDA's, compiled for Hopper, and Triton's, compiled by both versions, are read, executed and
-# interpreted. passed.txt is committed with what has changed.
+# interpreted. passed.txt is committed with what has changed. Some of the tests compile for minutes.
 test-kernels: hopper $(VENV)/oldest-triton
-	@$(PYTEST) -m "slow and not exhaustive" tests/kernels $(ARGS)
+	@$(PYTEST) --timeout 1800 -m "slow and not exhaustive" tests/kernels $(ARGS)
 	@$(if $(ARGS),,$(BIN)/python -m tests.kernels.passed --write)
 
 # Tests that repeat another test for further ops, dtypes or numbers of ranks. CUDA kernels are built for all
