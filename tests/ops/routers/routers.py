@@ -154,7 +154,6 @@ def _samples():
                  mask=keep)  # fmt: skip
     load = torch.tensor([5, 0, 2, 1])
     yield sample("load, denominator", 5, 4, seed=4, top_k=2, load=load, mask=keep, denominator=DENOMINATOR)
-    yield sample("global", 2, 3, 4, seed=5, top_k=3, level="global")
 
 
 def _bad_choices(name, options):
