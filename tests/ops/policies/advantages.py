@@ -186,5 +186,6 @@ Record(
         "weight_zero": "has no weight",
         "accumulation": "a discounted sum has few terms of size",
         "opcheck": "made of torch's ops",
+        "opcheck_traced": "made of torch's ops",
     },
 )
