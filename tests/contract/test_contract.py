@@ -15,7 +15,7 @@ OF_COMPOSITES = (
 # and its transforms, but derivatives and a schema of their own, run the former in `make test-all`, the latter in
 # `make test-slow`.
 OF_SIBLINGS_REPEATED = "layouts upstream_layouts vmap torch_func accumulation uninitialized".split()
-OF_SIBLINGS_SLOW = "gradgradcheck forward_ad opcheck".split()
+OF_SIBLINGS_SLOW = "gradgradcheck forward_ad opcheck kept_nonfinite kept_upstream".split()
 COMPOSITES_SLOW = "masked_garbage kept_nonfinite kept_upstream gradgradcheck".split()
 
 
