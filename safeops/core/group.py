@@ -54,6 +54,8 @@ def group_of_mesh(function, mesh, dims=None):
 def ranks_of(name, group, mesh, dims):
     """Returns (group, its number of ranks). A call names a group, or a mesh and its dims, or neither: all ranks. (None,
     1) for a single process."""
+    if mesh is None and dist.is_available() and isinstance(group, dist.DeviceMesh):
+        group, mesh = None, group
     if group is not None and mesh is not None:
         raise ValueError(f"{name}: give group or mesh, not both")
     if dims is not None and mesh is None:

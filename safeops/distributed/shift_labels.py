@@ -41,7 +41,8 @@ def shift_labels(
     Args:
         labels: (..., T) class indices, int64, int32 or uint8: this rank's part of each sequence. T may differ between
             ranks, and be 0; the other dims are alike on all.
-        group: the process group over which the sequences are cut. None, and no `mesh`: the sequences are whole.
+        group: the process group over which the sequences are cut, or a DeviceMesh. None, and no `mesh`: the sequences
+            are whole.
         mesh: a DeviceMesh in place of `group`. dims: its dim, by name or number, along which the sequences are cut
             (several: cut over the dims together). None: all dims.
         ignore_index: the label of a last token.

@@ -18,7 +18,7 @@ DDP = torch.nn.parallel.DistributedDataParallel
 
 def once(head, hidden, run):
     """run(call, hidden) inside one forward of each wrapper; `call` is the head without the work of wrappers."""
-    wrappers = list(dict.fromkeys(m for m in _modules(head) if isinstance(m, DDP) or is_sharded(m)))
+    wrappers = list(dict.fromkeys(m for m in modules(head) if isinstance(m, DDP) or is_sharded(m)))
     if not wrappers:
         return run(head, hidden)
     inner = head.module if isinstance(head, DDP) else head
@@ -39,7 +39,7 @@ def is_sharded(module):
     return fsdp is not None and isinstance(module, fsdp.FSDPModule)
 
 
-def _modules(head, depth=3):
+def modules(head, depth=3):
     """The modules of a head: its own, or those in the closure of a function."""
     if isinstance(head, torch.nn.Module):
         yield from head.modules()
@@ -49,7 +49,7 @@ def _modules(head, depth=3):
             with contextlib.suppress(ValueError):  # (a variable that is not set yet)
                 held.append(cell.cell_contents)
         for x in (*held, *getattr(head, "args", ()), *getattr(head, "keywords", {}).values()):
-            yield from _modules(x, depth - 1)
+            yield from modules(x, depth - 1)
 
 
 def _inside(wrappers, hidden, run):

@@ -17,6 +17,16 @@ def validated(logits, x):
             f"{check.shown(logits)}"
         )
     check.floating(NAME, "the head's result", logits)
+    if check.mesh(logits) is not None and check.mesh(x) is None:
+        raise TypeError(
+            f"{NAME}: head returns a DTensor of logits {check.shown(logits)} for plain hidden states: make hidden and "
+            "the other operands DTensors, or gather the logits by ColwiseParallel(output_layouts=Replicate())"
+        )
+    if check.mesh(x) is not None and check.mesh(logits) is None:
+        raise TypeError(
+            f"{NAME}: head returns plain logits {check.shown(logits)} for a DTensor of hidden states {check.shown(x)}: "
+            "say use_local_output=False of its last layer"
+        )
     return logits
 
 
@@ -27,7 +37,10 @@ def select(keep, hidden, part=slice(None)):
         return hidden[part]
     first = hidden.detach().index_select(0, keep.int().argmax().reshape(1))
     if hidden.shape[1]:
-        ordinary = torch.linspace(0.5, 1.5, hidden.shape[1], dtype=hidden.dtype, device=hidden.device)
+        if check.mesh(hidden) is None:
+            ordinary = torch.linspace(0.5, 1.5, hidden.shape[1], dtype=hidden.dtype, device=hidden.device)
+        else:  # (made from a DTensor, it is one)
+            ordinary = torch.ones_like(first).cumsum(1) / hidden.shape[1] + 0.5
         first = torch.where(keep.any(), first, ordinary)  # (nothing is kept: no row is known to be fit)
     return torch.where(keep[part].unsqueeze(1), hidden[part], first)
 

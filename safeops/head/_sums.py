@@ -3,6 +3,7 @@
 import torch
 from torch.autograd.graph import get_gradient_edge
 
+from safeops.core import check
 from safeops.core.private_torch import tensor_hooks
 
 
@@ -59,4 +60,8 @@ def edge_of(x):
 def times(d, factor, dtype, last):
     """d times factor, a 0-dim tensor, rounded once to dtype; in place if no other backward can follow."""
     factor = factor.to(torch.promote_types(d.dtype, torch.float32)).reshape([1] * d.dim())
+    if check.mesh(d) is not None and check.mesh(factor) is None:  # (torch warns where it does this itself)
+        from torch.distributed.tensor import DTensor, Replicate
+
+        factor = DTensor.from_local(factor, d.device_mesh, [Replicate()] * d.device_mesh.ndim, run_check=False)
     return d.mul_(factor) if last and d.dtype == dtype else (d * factor).to(dtype)

@@ -10,7 +10,7 @@ from safeops.core import check as checks
 from safeops.core.private_torch import MODULE_HOOKS, has_global_hooks
 from safeops.core.route import PLAIN
 from safeops.head import _chunks, _depths
-from safeops.head._colwise import is_colwise, over_ranks
+from safeops.head._colwise import is_colwise, over_ranks, refusing_parts
 from safeops.head._depths import DepthLosses
 from safeops.head._loss import NAME
 from safeops.head._losses import LOSSES
@@ -180,23 +180,24 @@ def head_loss(
     record.flatten()
     x = hidden.reshape(record.shape.numel(), hidden.shape[-1])
     if not _chunks.takes(x):
-        return record.shown(record.finish(*whole(head, record, x, {})))
+        return record.shown(record.finish(*whole(refusing_parts(head, head), record, x, {})))
     return in_chunks(head, x, record, check)
 
 
 def _of_depths(head, hidden, target, loss, check, depth_weight, options):
     calls, weights = _depths.split(loss, hidden, target, depth_weight, options)
-    records = _depths.each(lambda *call: LOSSES[loss](loss, *call), calls)
-    if in_one_pass(head, hidden, records):
-        record = _depths.Depths(records, weights)
-        return in_chunks(head, torch.cat([x.reshape(-1, x.shape[-1]) for x in hidden]), record, check)
+    if not is_colwise(head):  # (else hidden may be a rank's own tokens, and the targets those of all)
+        records = _depths.each(lambda *call: LOSSES[loss](loss, *call), calls)
+        if in_one_pass(head, hidden, records):
+            record = _depths.Depths(records, weights)
+            return in_chunks(head, torch.cat([x.reshape(-1, x.shape[-1]) for x in hidden]), record, check)
     losses = _depths.each(lambda x, y, own: head_loss(head, x, y, loss=loss, check=check, **own), calls)
     return _depths.shown(losses, _depths.total(losses, weights))
 
 
 def in_one_pass(head, hidden, records):
     """True if the rows of all depths can be cut into chunks together. Else the depths are computed one by one."""
-    if not all(map(_chunks.takes, hidden)) or is_colwise(head):
+    if not all(map(_chunks.takes, hidden)):
         return False
     if is_layer(head):  # (it runs as any other head, but where only the function of a linear layer takes the call)
         of_chunks = all(record.given.keys() <= {*record.in_chunks} for record in records)
@@ -210,6 +211,7 @@ def in_chunks(head, x, record, check):
 
     def run(call, x):
         nonlocal is_reduced
+        call = refusing_parts(head, call)
         if check:
             refuse_mixed_rows(head, call, x, record.keep)
         results, is_reduced = _chunks.Chunks(call, record, x).run(x)

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 import safeops
 from safeops.core.private_torch import TorchDispatchMode
 from safeops.head import _chunks
+from tests.distributed import processes
 from tests.head.heads import LoRA
 
 D, C, ROWS = 8, 24, 40  # of one rank
@@ -268,6 +269,91 @@ def depths(wrap):
         torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
 
 
+def depths_under_sequence_parallel():
+    """Depths of a rank's own tokens, with the targets of all tokens, must be those of one process."""
+    m, layer = mesh(), heads()["linear"]
+    rank, single = dist.get_rank(), copy.deepcopy(layer)
+    g, tokens = torch.Generator().manual_seed(4), 4 * dist.get_world_size()
+    hidden = [torch.randn(3, tokens, D, generator=g).double() for _ in range(3)]
+    labels = [torch.randint(C, (3, tokens), generator=g) for _ in hidden]
+    labels[0][0, :2] = -100
+    keep = [torch.rand(3, tokens, generator=g) > 0.3 for _ in hidden]
+    parallelize_module(layer, m, ColwiseParallel(input_layouts=Shard(1)))
+    for options in ({}, {"mask": keep}, {"denominator": [40.0, 30.0, 2.0]}):
+        options |= {"depth_weight": [1.0, 0.0, 0.3]}
+        whole = [x.clone().requires_grad_() for x in hidden]
+        want = safeops.head_loss(single, whole, labels, **options)
+        leaves = [x[:, 4 * rank : 4 * rank + 4].clone().requires_grad_() for x in hidden]
+        got = safeops.head_loss(layer, leaves, labels, **options)
+        for a, b in zip(got, want):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+        wanted = torch.autograd.grad(want.loss, [*whole, *single.parameters()])
+        grads = torch.autograd.grad(got.loss, [*leaves, *layer.parameters()])
+        for d, e in zip(grads[:3], wanted[:3]):
+            torch.testing.assert_close(d, e[:, 4 * rank : 4 * rank + 4], rtol=1e-12, atol=1e-12)
+        for d, e in zip(grads[3:], wanted[3:]):
+            torch.testing.assert_close(d.full_tensor(), e, rtol=1e-12, atol=1e-12)
+
+
+def layers_of_dtensors():
+    """A head of two layers whose classes are sharded must take DTensors, with padding of NaN and without a warning."""
+    _chunks.FEWEST, _chunks.CHUNK = (7, 7), 1
+    x, target = batch(torch.float64)
+    whole = functools.partial(DTensor.from_local, device_mesh=mesh(), placements=[Replicate()], run_check=False)
+    for rows in (ROWS, 0):  # (how many count)
+        labels, hidden = torch.where(torch.arange(ROWS) < rows - 3, target[0], -100), x[0].clone()
+        hidden[max(rows - 3, 0) :] = float("nan")
+        head = heads()["two layers"]
+        single, leaves = copy.deepcopy(head), [hidden.clone().requires_grad_() for _ in range(2)]
+        first = ColwiseParallel(output_layouts=Replicate(), use_local_output=False)
+        parallelize_module(head, mesh(), {"0": first, "2": ColwiseParallel(use_local_output=False)})
+        want = safeops.head_loss(single, leaves[0], labels)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            got = safeops.head_loss(head, whole(leaves[1]), whole(labels))
+            got.backward()
+        want.backward()
+        torch.testing.assert_close(got.full_tensor(), want, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(leaves[1].grad, leaves[0].grad, rtol=1e-12, atol=1e-12)
+        for p, q in zip(head.parameters(), single.parameters(), strict=True):
+            torch.testing.assert_close(p.grad.full_tensor(), q.grad, rtol=1e-12, atol=1e-12)
+
+
+def refused_layers():
+    """Logits that are some of the classes, or DTensors for plain hidden states, must be refused by name."""
+    x, target = batch(torch.float64)
+    layers = {kind: ColwiseParallel(use_local_output=kind == "plain") for kind in ("plain", "shared")}
+    nets = {kind: parallelize_module(heads()["two layers"], mesh(), {"2": style}) for kind, style in layers.items()}
+    refuse = functools.partial(processes.raises, ValueError, "head_loss", "output_layouts=Replicate()")
+    part = target[0] % (C // dist.get_world_size())
+    net = nets["plain"]
+    for head in (net, lambda hidden: net(hidden) * 2):
+        refuse("all 24 classes", call=lambda head=head: safeops.head_loss(head, x[0], part))
+    refuse(call=lambda: safeops.head_loss(nets["plain"], [x[0], x[0]], [part, part]))
+    words = "head_loss: head returns a DTensor of logits", "output_layouts=Replicate()"
+    processes.raises(TypeError, *words, call=lambda: safeops.head_loss(nets["shared"], x[0], target[0]))
+    whole = functools.partial(DTensor.from_local, device_mesh=mesh(), placements=[Replicate()], run_check=False)
+    words = "head_loss: head returns plain logits", "use_local_output=False"
+    layer = parallelize_module(heads()["linear"], mesh(), ColwiseParallel())
+    gathering = ColwiseParallel(output_layouts=Replicate())
+    last = nn.Sequential(parallelize_module(heads()["linear"], mesh(), gathering))
+    processes.raises(TypeError, *words, call=lambda: safeops.head_loss(last, whole(x[0]), whole(target[0])))
+    support = torch.ones(ROWS, C, dtype=torch.bool)
+    words = "head_loss: support= does not go with classes that are sharded"
+    processes.raises(TypeError, words, call=lambda: safeops.head_loss(layer, x[0], target[0], support=support))
+
+
+def gathered_layers():
+    """A last layer that gathers its classes is a head as any other."""
+    _chunks.FEWEST, _chunks.CHUNK = (7, 7), 1
+    x, target = batch(torch.float64)
+    head = heads()["two layers"]
+    single = copy.deepcopy(head)
+    parallelize_module(head, mesh(), {"2": ColwiseParallel(output_layouts=Replicate())})
+    losses = [safeops.head_loss(module, x[0], target[0]) for module in (head, single)]
+    torch.testing.assert_close(*losses, rtol=1e-12, atol=1e-12)
+
+
 NONE = {"reduction": "none"}
 LOG_PROBS = {"loss": "token_log_probs"}
 CASES = {
@@ -297,6 +383,10 @@ CASES = {
     "sequence parallel, by row": functools.partial(colwise, True, **NONE),
     "sequence parallel, log-probabilities": functools.partial(colwise, True, **LOG_PROBS),
     "sequence parallel, divergence": functools.partial(colwise, True, "kl_div"),
+    "sequence parallel, depths": depths_under_sequence_parallel,
+    "layers of DTensors": layers_of_dtensors,
+    "refused layers": refused_layers,
+    "gathered layers": gathered_layers,
     "sequence parallel, fsdp": functools.partial(colwise, True, fsdp=True),
     "sequence parallel, fsdp, by policy": functools.partial(colwise, True, fsdp=True, tolerance=1e-6),
 }

@@ -52,7 +52,12 @@ def meshes():
     labels = numbers(world // 2, 3, 6)[mesh.get_local_rank("dp")]
     want = shift_labels(labels).chunk(2, -1)[mesh.get_local_rank("cp")]
     part = labels.chunk(2, -1)[mesh.get_local_rank("cp")]
-    for where in ({"mesh": mesh, "dims": "cp"}, {"mesh": mesh["cp"]}, {"group": mesh.get_group("cp")}):
+    for where in (
+        {"mesh": mesh, "dims": "cp"},
+        {"mesh": mesh["cp"]},
+        {"group": mesh.get_group("cp")},
+        {"group": mesh["cp"]},
+    ):
         assert torch.equal(shift_labels(part, **where), want), where
     whole = numbers(3, 2 * world)
     for where in ({"mesh": mesh}, {"mesh": mesh, "dims": ("dp", "cp")}, {"group": dist.group.WORLD}):
