@@ -41,6 +41,8 @@ def split(loss, hidden, target, depth_weight, options):
         raise ValueError(f"{NAME}: support is for the hidden states of one depth")
     of_depth = {"target": target, **{key: options[key] for key in OF_A_DEPTH if key in options}}
     for key, x in of_depth.items():
+        if key == "denominator" and isinstance(x, torch.Tensor) and x.dim() == 1:
+            x = x.unbind()
         if not isinstance(x, (list, tuple)):
             if key == "target" and x is not None:
                 raise TypeError(f"{NAME}: target must be a list or tuple of one a depth, as hidden is, got {_kind(x)}")
@@ -89,6 +91,8 @@ def weights_of(depth_weight, hidden):
             f"{NAME}: depth_weight {check.shown(depth_weight)} must be ({len(hidden)},), one a depth as hidden has"
         )
     check.same_device(NAME, "hidden", hidden[0], depth_weight=depth_weight)
+    if check.may_look(depth_weight) and not (depth_weight.detach() >= 0).all():
+        raise ValueError(f"{NAME}: depth_weight must be at least 0, got {depth_weight.tolist()}")
     return list(depth_weight.unbind())
 
 

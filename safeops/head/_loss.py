@@ -56,11 +56,22 @@ class Loss:
         """The fused function of a linear layer."""
         return type(self).of_layer(self.hidden, weight, target=self.target, linear_bias=bias, **self.given)
 
-    def refuse_unread(self):
+    def refuse_unread(self, head=None):
         """Refuse options that only the function of a linear layer has."""
         for key in self.given:
-            if key not in self.in_chunks:
-                raise ValueError(f"{NAME}: {key} is for a plain nn.Linear as head: one that runs in chunks lacks it")
+            if key in self.in_chunks:
+                continue
+            others = [x for x in self.given if x not in self.layer_defaults]
+            if type(head) is not torch.nn.Linear:
+                why = "one that runs in chunks lacks it"
+            elif others:
+                raise ValueError(f"{NAME}: {key} does not go with {others[0]}")
+            else:
+                why = (
+                    "this one has hooks (as fully_shard makes them) or a weight of another kind. Give a function that "
+                    "makes such logits: lambda x: linear(x.float(), head.weight.float())"
+                )
+            raise ValueError(f"{NAME}: {key} is for a plain nn.Linear as head: {why}")
 
     def flatten(self):
         """Give the row operands one dim of rows. The call was valid for (..., D)."""

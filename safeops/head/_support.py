@@ -11,7 +11,11 @@ def validated(loss):
     """A call's support as a bool tensor (*rows, C); None if there is none."""
     x = loss.support
     if isinstance(x, (list, tuple)) and len(x) == 2:
-        raise ValueError(f"{NAME}: support must be bool, or floating with support_threshold, for a head in chunks")
+        form = (
+            "support in CSR form is for a plain nn.Linear with loss='token_log_probs' or a divergence: else it must be "
+            "bool, or floating with support_threshold"
+        )
+        raise ValueError(f"{NAME}: {form}")
     classes = x.shape[-1] if isinstance(x, torch.Tensor) and x.dim() else 0
     return _support.validate(NAME, x, loss.support_threshold, (*loss.shape, classes), hidden=loss.hidden)
 

@@ -28,7 +28,7 @@ Option = Tensor | float | str | bool | torch.dtype | Head | None
 def head_loss(
     head: Head,
     hidden: Tensor,
-    target: Tensor | None,
+    target: Tensor | None = None,
     *,
     loss: Literal["cross_entropy", "kl_div", "reverse_kl_div", "js_div", "tv"] = "cross_entropy",
     check: bool = False,
@@ -52,7 +52,7 @@ def head_loss(
 def head_loss(
     head: Head,
     hidden: Sequence[Tensor],
-    target: Sequence[Tensor | None] | None,
+    target: Sequence[Tensor | None] | None = None,
     *,
     loss: Literal["cross_entropy", "kl_div", "reverse_kl_div", "js_div", "tv"] = "cross_entropy",
     check: bool = False,
@@ -64,7 +64,7 @@ def head_loss(
 def head_loss(
     head: Head,
     hidden: Tensor | Sequence[Tensor],
-    target: Tensor | Sequence[Tensor | None] | None,
+    target: Tensor | Sequence[Tensor | None] | None = None,
     *,
     loss: str = "cross_entropy",
     check: bool = False,
@@ -119,24 +119,28 @@ def head_loss(
         hidden: (..., D) floating tensor, a vector for each row; or a list or tuple of them, of one dtype and width D.
         target: as the loss takes it, for rows (...): class indices (...), or probabilities (..., C), for
             "cross_entropy"; class indices (...) for "token_log_probs"; the teacher's logits (..., C) for divergences,
-            or its hidden states (..., E) with `target_weight` and `target_bias`, or with `target_head`.
+            or its hidden states (..., E) with `target_weight` and `target_bias`, or with `target_head`; None with
+            `target_values` and `target_indices`.
         loss: "cross_entropy", "token_log_probs", "kl_div", "reverse_kl_div", "js_div" or "tv".
         check: if True, the first and the last row are run together and apart before all else, and a head that mixes
             rows is refused, such as one with a BatchNorm in training. (Dropout is left out; the host waits.)
         depth_weight: the weight of each depth's loss: numbers from 0, or a tensor (depths,), differentiable. None: 1
             each. A depth of weight 0 is masked out.
+            On the CPU, a weight below 0 raises in a tensor, too.
         options: those of `cross_entropy`, `token_log_probs`, `kl_div_with_logits` and its kin, by name, and of the
             function of a linear layer where the head is a plain `nn.Linear`: mask, reduction, denominator, empty,
             temperature, ... Divergences take `target_head`, a module or function that makes the teacher's logits,
             without gradients for the teacher. A head in chunks takes a `support` that is bool, or floating with
             `support_threshold`. For several depths, mask, weight, row_weight, denominator, target_values and
-            target_indices may be lists or tuples of one a depth, as target is; all else is for all of them.
+            target_indices may be lists or tuples of one a depth, as target is (denominators also a
+            tensor of one a depth); all else is for all of them.
 
     Returns:
         What the loss returns: fp32, or fp64 for fp64 logits; 0-dim, or of the rows' shape for reduction="none". A
         named tuple (log_prob, entropy, logsumexp) for "token_log_probs", with `with_argmax` of five. With `support`,
         `outside` beside the loss, or last of the tuple. For several depths a named tuple (loss, depth_losses): the
-        losses (depths,) before they are weighed, on the device and detached.
+        losses (depths,) before they are weighed, on the device and detached; 0 for a depth of weight 0,
+        which is not computed.
 
     Raises:
         IndexError: on the CPU, a row that counts has a class that the head's logits do not have.
@@ -176,7 +180,7 @@ def head_loss(
         validate_layer(NAME, hidden, head.weight, head.bias, ("hidden", "head.weight", "head.bias"))
         record.validate_classes(len(head.weight))
         return record.on_layer(head.weight, head.bias)
-    record.refuse_unread()
+    record.refuse_unread(head)
     record.flatten()
     x = hidden.reshape(record.shape.numel(), hidden.shape[-1])
     if not _chunks.takes(x):

@@ -15,6 +15,9 @@ from safeops.ops.classification.token_log_probs import TokenLogProbs
 class HeadLoss(torch.nn.Module):
     """Module of `safeops.head_loss`, which describes the arguments, shapes, dtypes and errors. It holds the head.
 
+    As a submodule of the model whose head it is, it registers that head a second time: the model's `state_dict` has its
+    weights twice. Keep it outside of the model, or call `head_loss` in the model's forward.
+
     Args:
         head, loss, check: as `head_loss` has them.
         options: other arguments of `head_loss`, by name, also `depth_weight`. A Parameter is trained with the module;
@@ -42,6 +45,8 @@ class HeadLoss(torch.nn.Module):
         for key, value in options.items():
             if key not in LOSSES[loss].defaults and key != "depth_weight":
                 raise TypeError(unknown_option(name, loss, key, value, LOSSES[loss].defaults))
+            if key not in (*LOSSES[loss].in_chunks, "depth_weight") and not isinstance(head, torch.nn.Linear):
+                raise ValueError(f"{name}: {key} is for a plain nn.Linear as head: one that runs in chunks lacks it")
             if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
                 self.register_buffer(key, value)
             else:  # torch registers a Parameter by itself
@@ -50,7 +55,7 @@ class HeadLoss(torch.nn.Module):
     def forward(
         self,
         hidden: torch.Tensor | Sequence[torch.Tensor],
-        target: torch.Tensor | Sequence[torch.Tensor | None] | None,
+        target: torch.Tensor | Sequence[torch.Tensor | None] | None = None,
         **options: Option | Sequence[Option],
     ) -> torch.Tensor | TokenLogProbs | DepthLosses:
         name = type(self).__name__

@@ -339,6 +339,9 @@ def refused_layers():
     last = nn.Sequential(parallelize_module(heads()["linear"], mesh(), gathering))
     processes.raises(TypeError, *words, call=lambda: safeops.head_loss(last, whole(x[0]), whole(target[0])))
     support = torch.ones(ROWS, C, dtype=torch.bool)
+    words = "linear_cross_entropy", "must be DTensors of one mesh", "head_loss(layer, ...)"
+    call = functools.partial(safeops.linear_cross_entropy, x[0], layer.weight, target[0])
+    processes.raises(TypeError, *words, call=call)
     words = "head_loss: support= does not go with classes that are sharded"
     processes.raises(TypeError, words, call=lambda: safeops.head_loss(layer, x[0], target[0], support=support))
 

@@ -113,6 +113,33 @@ def test_every_option_is_read_or_refused(loss):
             record.refuse_unread()
 
 
+ROWS_OF_3 = torch.arange(4), torch.arange(3)
+CSR = {"support": ROWS_OF_3}
+BOTH = {"support": torch.ones(3, C, dtype=torch.bool), "logits_dtype": torch.float32}
+KNOWN = {"loss": "kl_div", "target_values": torch.zeros(3, 2), "target_indices": torch.zeros(3, 2).long()}
+
+
+@pytest.mark.parametrize(
+    "target, options, error, words",
+    [
+        (TARGET[:3], CSR, ValueError, "support in CSR form is for a plain nn.Linear with loss='token_log_probs'"),
+        (TARGET[:3], BOTH, ValueError, "logits_dtype does not go with support"),
+        (torch.zeros(3, C), KNOWN, TypeError, "give target, or target_values and target_indices, not both"),
+        (None, KNOWN, ValueError, "target_indices has class 0 twice in a row"),
+    ],
+)
+def test_pairs_of_options_that_a_plain_layer_refuses(target, options, error, words):
+    with pytest.raises(error, match=re.escape(words)):
+        safeops.head_loss(nn.Linear(D, C), HIDDEN[:3], target, **options)
+
+
+def test_a_layer_with_hooks_has_no_wide_logits():
+    layer = nn.Linear(D, C)
+    layer.register_forward_hook(lambda *args: None)
+    with pytest.raises(ValueError, match="this one has hooks"):
+        safeops.head_loss(layer, HIDDEN, TARGET, logits_dtype=torch.float32)
+
+
 class TestModule:
     def test_it_holds_the_head_and_its_options(self):
         module = safeops.nn.HeadLoss(LoRA(D, C), label_smoothing=0.1, weight=torch.rand(C))
@@ -125,6 +152,7 @@ class TestModule:
         for error, words, call in (
             (TypeError, "HeadLoss: head must be a module", lambda: safeops.nn.HeadLoss(None)),
             (ValueError, "HeadLoss: loss must be one of", lambda: safeops.nn.HeadLoss(LAYER, loss="mse")),
+            (ValueError, "logits_dtype is for", lambda: safeops.nn.HeadLoss(LAYER, logits_dtype=torch.float32)),
             (TypeError, "'beta', which does not exist", lambda: safeops.nn.HeadLoss(LAYER, beta=1)),
             (TypeError, "reduction is given", lambda: safeops.nn.HeadLoss(LAYER, reduction="sum")(
                 HIDDEN, TARGET, reduction="sum")),

@@ -270,3 +270,18 @@ BAD = [
 def test_bad_calls(args, options, error, words):
     with pytest.raises(error, match="^head_loss: .*" + re.escape(words)):
         safeops.head_loss(LAYER, *args, **options)
+
+
+@pytest.mark.parametrize("head", [nn.Linear(D, C).double(), Capped(D, C).double()])
+def test_a_tensor_of_denominators_is_a_list(head):
+    hidden, target = example()
+    got, want = (
+        safeops.head_loss(head, hidden, target, denominator=n) for n in (torch.tensor([9.0, 8, 7]), [9.0, 8, 7])
+    )
+    assert torch.equal(got.loss, want.loss) and torch.equal(got.depth_losses, want.depth_losses)
+
+
+def test_a_negative_weight_in_a_tensor_raises():
+    hidden, target = example()
+    with pytest.raises(ValueError, match=r"^head_loss: depth_weight must be at least 0, got \[1.0, -1.0, 0.0\]"):
+        safeops.head_loss(LoRA(D, C).double(), hidden, target, depth_weight=torch.tensor([1.0, -1.0, 0.0]))

@@ -16,6 +16,7 @@ from safeops.core.definitions import gathered
 from safeops.core.dtypes import compute_dtype
 from safeops.ops.classification._classification import refuse_missing_class
 from safeops.ops.classification._logits import shaped
+from safeops.ops.classification._support import is_any
 from safeops.ops.reductions.masked_logsumexp import masked_logsumexp
 
 INDICES = (torch.int64, torch.int32)
@@ -28,6 +29,8 @@ INF = float("inf")
 def validate_form(name, target, values, indices, tail):
     """Raise unless there is either a target, or the values and indices of its best classes."""
     check.choice(name, "tail", tail, TAILS)
+    if target is not None and not (values is None and indices is None):
+        raise TypeError(f"{name}: give target, or target_values and target_indices, not both")
     if any((x is None) is (target is None) for x in (values, indices)):
         raise TypeError(f"{name}: needs target, or target_values and target_indices in its place")
     if target is not None and tail != BUCKET:
@@ -51,9 +54,19 @@ def validate_best(name, input, values, indices, classes, owner):
         )
 
 
-def refuse_missing(name, indices, keep, classes, owner, shape):
-    mask = None if keep is None else keep.unsqueeze(-1)
+def listed(name, values, indices, keep, classes, owner, shape):
+    """The indices, -1 where a value is -inf: such an entry is no class. Where the host may look, an index of a kept row
+    that is out of range, or there twice, raises."""
+    is_class = values.detach() != -INF
+    mask = is_class if keep is None else is_class & keep.unsqueeze(-1)
     refuse_missing_class(name, indices, mask, None, classes, owner, shape, key="target_indices")
+    if check.may_look(indices) and check.may_look(mask):
+        ordered = torch.where(mask, indices, -1).sort(-1).values
+        twice = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
+        if is_any(twice):
+            first = ordered[..., 1:][twice][0].item()
+            raise ValueError(f"{name}: target_indices has class {first} twice in a row: each class may be there once")
+    return torch.where(is_class, indices, -1)
 
 
 # ---- the two distributions, (..., K + 1) for a bucket, else (..., K)
@@ -115,8 +128,10 @@ def distributions(input, values, indices, keep, temperature, tail):
 
 ARGUMENTS = """\
         target_values: (..., K) floating tensor, in place of `target`: log probabilities of K classes, at this
-            temperature.
-        target_indices: (..., K) int64 or int32 tensor: the classes that the values belong to, no class twice.
+            temperature, `(logits / temperature).log_softmax(-1)` at the classes. An entry of -inf is no class, whatever
+            its index is: so lists of different lengths are padded.
+        target_indices: (..., K) int64 or int32 tensor: the classes that the values belong to, no class twice (on the
+            CPU that raises ValueError).
         tail: what becomes of all other classes. "bucket": they count as one, with the remaining probability, at least
             1e-7 (2e-16 in fp64). "renormalize": they do not count: both distributions are divided by their sums over
             the K classes, p_k / sum p and q_k / sum q, with q_k the softmax of all logits at the k-th class.

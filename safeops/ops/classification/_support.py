@@ -19,7 +19,8 @@ INF, OUTSIDE, INTEGERS = float("inf"), ("-inf", "mask"), (torch.int64, torch.int
 SUPPORT = """\
         support: the classes that exist for each row: a bool tensor of the logits' shape; a pair (offsets, classes) of
             integer tensors (CSR): `classes[offsets[i] : offsets[i + 1]]` are those of row i, in any order, with rows
-            counted as they lie in a flattened tensor of their shape; or, with `support_threshold`, the sampler's
+            counted as they lie in a flattened tensor of their shape (offsets begin at 0 and end at the number of
+            classes; on the CPU others raise ValueError); or, with `support_threshold`, the sampler's
             logits, floating, of the logits' shape. Probabilities are renormalised over them: the other logits, whatever
             they hold, change nothing, and their gradient is 0. On the CPU, a kept row without a class, with a class
             twice or with one out of range raises ValueError; elsewhere, and in compiled code, such a row is masked out.
@@ -89,6 +90,13 @@ def validate(name, support, threshold, shape, dim=-1, **of):
         raise ValueError(
             f"{name}: support's offsets {check.shown(parts[0])} must have one more element than there are rows, {rows}"
         )
+    offsets, classes = parts
+    last = classes.shape[0]
+    if check.may_look(offsets) and is_any(torch.stack([offsets[0] != 0, offsets[-1] != last])):
+        raise ValueError(
+            f"{name}: support's offsets must begin at 0 and end at the number of its classes, {last}, got "
+            f"{offsets[0].item()} and {offsets[-1].item()}"
+        )
     return parts
 
 
@@ -100,7 +108,7 @@ def validate_outside(name, support, outside):
 
 def refuse_rows(name, right, keep, classes, listed):
     """Raise if a kept row has no support. listed(row): its classes, as text. Only where the host may read values."""
-    if check.may_look(keep) and check.may_look(right) and _is_any(keep & ~right):
+    if check.may_look(keep) and check.may_look(right) and is_any(keep & ~right):
         row = (keep & ~right).flatten().nonzero()[0].item()
         raise ValueError(
             f"{name}: support of row {row} has {listed(row)}: each kept row needs classes in [0, {classes}), none of "
@@ -108,7 +116,7 @@ def refuse_rows(name, right, keep, classes, listed):
         )
 
 
-def _is_any(wrong):
+def is_any(wrong):
     """True if an element of a bool tensor is True. torch.gather checks its indices: Python reads no value."""
     try:
         torch.zeros(1).gather(0, wrong.reshape(-1).long())

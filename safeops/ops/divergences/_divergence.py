@@ -253,7 +253,7 @@ def divergence(
         input, target = restrict(input, support), restrict(target, support)
     exists = None if keep is None else keep.expand(rows).contiguous()
     if target is None:
-        _best_classes.refuse_missing(name, indices, exists, input.shape[-1], "input", input.shape)
+        indices = _best_classes.listed(name, values, indices, exists, input.shape[-1], "input", input.shape)
         input, target = _best_classes.distributions(input, values, indices, exists, temperature, tail)
         temperature = 1.0
     pair = (target, input) if swap else (input, target)

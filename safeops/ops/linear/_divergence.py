@@ -238,7 +238,8 @@ def linear_divergence(
     x, *teacher = of_rows
     layer = x, *layer[1:]
     if target is None:
-        _best_classes.refuse_missing(name, teacher[1], exists, classes, "linear_weight", linear_weight.shape)
+        values, indices = teacher
+        teacher[1] = _best_classes.listed(name, values, indices, exists, classes, "linear_weight", linear_weight.shape)
         loss = op.of_best(layer, *teacher, exists, temperature, beta, wide, tail)
     elif isinstance(support, tuple):
         loss = op.of_entries(layer, (*teacher, target_weight, target_bias), entries, temperature, beta)

@@ -15,6 +15,12 @@ def validate_layer(name, input, linear_weight, linear_bias, keys=("input", "line
     layer = {first: input, second: linear_weight} | ({} if linear_bias is None else {third: linear_bias})
     for key, x in layer.items():
         check.floating(name, key, x)
+    if check.mesh(linear_weight) is not None and check.mesh(input) is None:
+        raise TypeError(
+            f"{name}: {second} and {first} must be DTensors of one mesh, or neither of them one; got "
+            f"{check.shown(linear_weight)} and {check.shown(input)} of no mesh: head_loss(layer, ...) gathers a layer "
+            "of fully_shard"
+        )
     if linear_weight.dim() != 2:
         raise ValueError(f"{name}: {second} must be (C, D), got {check.shown(linear_weight)}")
     if input.dim() == 0 or input.shape[-1] != linear_weight.shape[1]:

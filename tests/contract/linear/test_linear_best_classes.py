@@ -390,3 +390,28 @@ def test_a_row_without_an_index_in_range_is_0():
                                                    target_indices=i, tail=tail)  # noqa: B023
             )(layer[0], indices)  # fmt: skip
             assert not loss.abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("tail", ["bucket", "renormalize"])
+@pytest.mark.parametrize("index", [-1, 10**6, 0])
+def test_an_entry_of_minus_infinity_is_no_class(tail, index):
+    """Value and gradients must be those of the shorter list, and of a row without a class 0."""
+    g = torch.Generator().manual_seed(0)
+    x, w = (torch.randn(n, 4, generator=g, dtype=torch.float64).requires_grad_() for n in (3, 7))
+    values, indices = torch.randn(3, 7, generator=g, dtype=torch.float64).log_softmax(-1).topk(3)
+    padded, places = values.clone(), indices.clone()
+    padded[:, 2], places[:, 2] = -INF, index
+    padded[2] = -INF
+    keep = torch.tensor([True, True, False])
+    for function in (
+        lambda **known: safeops.linear_js_div(x, w, tail=tail, reduction="sum", **known),
+        lambda **known: safeops.js_div_with_logits(x @ w.T, tail=tail, reduction="sum", **known),
+    ):
+        pairs = []
+        for v, i, mask in ((padded, places, None), (values[:, :2], indices[:, :2], keep)):
+            v = v.clone().requires_grad_()
+            loss = function(target_values=v, target_indices=i, mask=mask)
+            d = torch.autograd.grad(loss, (x, w, v))
+            pairs.append((loss, *d[:2], d[2][:, :2]))
+        for got, want in zip(*pairs):
+            torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-12)
