@@ -64,7 +64,7 @@ OFFSETS = torch.arange(301)
 @pytest.mark.parametrize(
     "loss, options, error, words",
     [
-        ("cross_entropy", {"support": (OFFSETS, OFFSETS[1:])}, ValueError, "support must be bool.*for a head in"),
+        ("cross_entropy", {"support": (OFFSETS, OFFSETS[1:])}, ValueError, "support in CSR form is for a plain"),
         ("kl_div", {"support": SUPPORT[0]}, ValueError, r"support \(10, 24\) must have the rows.*hidden \(30, 10, 8\)"),
         ("tv", {"support": SUPPORT[..., :5]}, ValueError, r"support .*must have the 24 classes.*\(30, 10, 24\)"),
         ("tv", {"support": SAMPLER["support"]}, TypeError, "support must be bool.*torch.float32"),
