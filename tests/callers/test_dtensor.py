@@ -18,8 +18,9 @@ if not (dist.is_available() and dist.is_gloo_available()):
 from tests.callers import ranks  # noqa: E402
 
 OLD = torch.__version__ < "2.12"
-REFUSED = ("cox_loss", "masked_compact", "masked_scatter", "masked_select", "ms_ssim", "multilabel_margin_loss",
-           "plackett_luce_loss", "safe_gather", "segment_max", "segment_mean", "segment_sum")  # fmt: skip
+REFUSED = ("cox_loss", "group_advantages", "masked_compact", "masked_scatter", "masked_select", "ms_ssim",
+           "multilabel_margin_loss", "plackett_luce_loss", "safe_gather", "segment_max", "segment_mean",
+           "segment_sum")  # fmt: skip
 pytestmark = [pytest.mark.xdist_group("ranks"), pytest.mark.slow]
 
 
