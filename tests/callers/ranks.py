@@ -76,8 +76,8 @@ def outcome(name, changes, placement, mesh, keep=None):
         want, got = want[0], got[0]
     wants, gots = [want], [got]
     if want.requires_grad:
-        wants += torch.autograd.grad(want.sum(), [x for x, _ in pairs])
-        gots += torch.autograd.grad(got.sum(), [x for _, x in pairs])
+        wants += torch.autograd.grad(want.sum(), [x for x, _ in pairs], materialize_grads=True)
+        gots += torch.autograd.grad(got.sum(), [x for _, x in pairs], materialize_grads=True)
     # Ranks add in another order than the kernel, so sums of terms that cancel differ; in the sum of a softmax all terms
     # cancel. least: an absolute tolerance.
     least = float(want.detach().abs().max()) if name == "masked_softmax" else 0
