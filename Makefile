@@ -83,6 +83,7 @@ define build_cuda
 	@echo "== build: CUDA kernels for $(1) (minutes, the first time)"
 	@SAFEOPS_CUDA_ARCH=$(1) .venv/bin/python setup.py -q build_ext --inplace > $(VENV)/build.log 2>&1 \
 	    || { cat $(VENV)/build.log; exit 1; }
+	@touch $(VENV)/cuda-$(1)
 endef
 
 hopper: setup

@@ -69,6 +69,8 @@ def make_environment(folder: Path, wheel: Path) -> Path:
 def architectures(request):
     """Sets the architectures of the wheel's CUDA kernels: those of this machine's GPUs, a single one, or all, as
     published."""
+    if request.param == "9.0" and not Path(sys.prefix, "cuda-9.0").exists():
+        pytest.skip("make test-kernels compiles them first: ten minutes")
     return request.param
 
 
