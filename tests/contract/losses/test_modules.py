@@ -1,6 +1,7 @@
 """The modules of the losses: options in the constructor, tensors in the call. Their functions' tests cover the rest."""
 
 import copy
+import functools
 import inspect
 import io
 
@@ -108,9 +109,11 @@ def test_modules_copy_save_and_print(name):
 @each_module
 def test_a_module_made_inside_a_compiled_function(name):
     torch._dynamo.reset()
-    make, operands = getattr(safeops.nn, name), build(name)[3]
-    compiled = torch.compile(lambda *x: make(reduction="sum")(*x), backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(*operands), make(reduction="sum")(*operands))
+    _, _, defaults, operands, _ = build(name)
+    options = {"reduction": "sum"} | {key: x for key, x in defaults.items() if key == "top_k"}  # (needed)
+    make = functools.partial(getattr(safeops.nn, name), **options)
+    compiled = torch.compile(lambda *x: make()(*x), backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(*operands), make()(*operands))
 
 
 def test_tensors_of_a_constructor_are_checked_and_move_with_the_module():
