@@ -21,7 +21,7 @@ from safeops.ops.classification.token_log_probs import TokenLogProbs
 from safeops.ops.classification.token_log_probs import TokenLogProbsAndArgmax
 from safeops.ops.classification.token_log_probs import TokenLogProbsOfSupport
 from safeops.ops.elementwise.apply_where import apply_where as apply_where
-from safeops.ops.policies.policy_loss import PolicyLoss
+from safeops.ops.policies.policy_loss import PolicyLossAndStatistics
 from safeops.ops.rankings.preference_loss import PreferenceLossAndRewards
 from safeops.ops.routers.router_load import RouterLoad
 from safeops.ops.selection.masked_compact import MaskedCompact
@@ -254,7 +254,7 @@ def policy_loss(log_prob: Tensor, old_log_prob: Tensor | None, advantage: Tensor
     dual_clip: float | None = None, objective: Literal["clip", "cispo"] = "clip",
     reference_log_prob: Tensor | None = None, kl: Literal["k1", "k2", "k3"] = "k3", beta: float = 0.0,
     reduction: Literal["none", "mean", "sum", "sequence_mean"] = "mean", denominator: Tensor | float | None = None,
-    empty: Literal["zero", "nan", "raise"] = "zero") -> PolicyLoss: ...
+    empty: Literal["zero", "nan", "raise"] = "zero") -> PolicyLossAndStatistics: ...
 def preference_loss(chosen: Tensor, rejected: Tensor, reference_chosen: Tensor | None = None,
     reference_rejected: Tensor | None = None, *,
     objective: Literal["dpo", "ipo", "kto", "orpo", "simpo", "cpo"] = "dpo", beta: float = 0.1,

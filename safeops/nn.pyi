@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from safeops.head.module import HeadLoss as HeadLoss
 from safeops.ops.classification.cross_entropy import CrossEntropyOfSupport
-from safeops.ops.policies.policy_loss import PolicyLoss
+from safeops.ops.policies.policy_loss import PolicyLossAndStatistics
 from safeops.ops.rankings.preference_loss import PreferenceLossAndRewards
 
 class BCELoss(torch.nn.Module):
@@ -367,10 +367,10 @@ class PolicyLoss(torch.nn.Module):
         kl: Literal["k1", "k2", "k3"] = "k3", beta: float = 0.0) -> None: ...
     def forward(self, log_prob: Tensor, old_log_prob: Tensor | None, advantage: Tensor, *, mask: Tensor | None = None,
         weight: Tensor | None = None, cu_seqlens: Tensor | None = None, reference_log_prob: Tensor | None = None,
-        denominator: Tensor | float | None = None) -> PolicyLoss: ...
+        denominator: Tensor | float | None = None) -> PolicyLossAndStatistics: ...
     def __call__(self, log_prob: Tensor, old_log_prob: Tensor | None, advantage: Tensor, *, mask: Tensor | None = None,
         weight: Tensor | None = None, cu_seqlens: Tensor | None = None, reference_log_prob: Tensor | None = None,
-        denominator: Tensor | float | None = None) -> PolicyLoss: ...
+        denominator: Tensor | float | None = None) -> PolicyLossAndStatistics: ...
 
 class PreferenceLoss(torch.nn.Module):
     def __init__(self, *, reduction: Literal["none", "mean", "sum"] = "mean",

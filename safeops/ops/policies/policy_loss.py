@@ -23,7 +23,7 @@ REDUCTIONS = ("none", "mean", "sum", "sequence_mean")
 
 
 @saved_by_name
-class PolicyLoss(NamedTuple):
+class PolicyLossAndStatistics(NamedTuple):
     loss: torch.Tensor
     clip_fraction: torch.Tensor
     mean_ratio: torch.Tensor
@@ -228,7 +228,7 @@ def policy_loss(
     loss = _reduced(loss, keep, weight, cu_seqlens, reduction, denominator, empty)
     numbers = clipped.to(compute), ratio, estimate(log_ratio.detach(), "k3"), divergence
     nothing = "nan" if empty == "nan" and denominator is None else "zero"
-    return PolicyLoss(loss, *(sums.mean(number.detach(), keep, empty=nothing) for number in numbers))
+    return PolicyLossAndStatistics(loss, *(sums.mean(number.detach(), keep, empty=nothing) for number in numbers))
 
 
 def _reduced(loss, keep, weight, cu_seqlens, reduction, denominator, empty):
