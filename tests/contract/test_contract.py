@@ -11,9 +11,9 @@ from tests.ops.record import firsts
 OF_COMPOSITES = (
     "value gradient dtypes masked_garbage masked_upstream kept_nonfinite kept_upstream gradgradcheck".split()
 )
-# These clauses take half of the time: by default the first op of a kind runs them. Its siblings, which have its strides
-# and its transforms, but derivatives and a schema of their own, run the former in `make test-all`, the latter in
-# `make test-slow`.
+# These clauses take half of the time, so `make test` runs them on the first op of a kind alone. An op's siblings share
+# the code that the repeated ones test, and run them in `make test-all`; the slow ones test each op's own formula, and
+# its siblings run them in `make test-slow`.
 OF_SIBLINGS_REPEATED = "layouts upstream_layouts vmap torch_func accumulation uninitialized".split()
 OF_SIBLINGS_SLOW = "gradgradcheck forward_ad opcheck kept_nonfinite kept_upstream".split()
 COMPOSITES_SLOW = "masked_garbage kept_nonfinite kept_upstream gradgradcheck".split()

@@ -70,12 +70,12 @@ def define(x, ids, keep, scale, leave_one_out, correction, eps):
     x = _tokens.selected(x - reduced(_segment_max, x.detach()), keep)
     ones = torch.ones_like(x)
     count = reduced(_segment_sum, ones)
-    apart = x - reduced(_segment_mean, x)
-    result = apart
+    centered = x - reduced(_segment_mean, x)
+    result = centered
     if leave_one_out:  # r - (sum - r) / (n - 1) = (r - mean) n / (n - 1)
-        result = apart * torch.where(count > 1, count / (count - 1).clamp(min=1), 0)
+        result = centered * torch.where(count > 1, count / (count - 1).clamp(min=1), 0)
     if scale:
-        squares, freedom = reduced(_segment_sum, apart * apart), count - as_operand(correction, x)
+        squares, freedom = reduced(_segment_sum, centered * centered), count - as_operand(correction, x)
         variance = torch.where(freedom > 0, squares / torch.where(freedom > 0, freedom, 1), 0)
         result = _safe_div.call(
             result, _safe_sqrt.call(variance, None, 0.0, None) + as_operand(eps, x), None, 0.0, None

@@ -54,7 +54,7 @@ _kl_to_reference = Estimator(NAME, *_tokens.PARTS)
 
 @_kl_to_reference.public('(Tensor log_prob, Tensor reference_log_prob, *, str kind="k3", Tensor? mask=None) -> Tensor')
 def kl_to_reference(log_prob, reference_log_prob, *extra, kind="k3", mask=None, **unknown):
-    """An estimate of KL(policy | reference) at each token, from the log-probabilities d = reference - policy apart.
+    """An estimate of KL(policy | reference) at each token, from d, the reference's log-probability less the policy's.
 
     k1 is -d, k2 is d^2 / 2, k3 is exp(d) - 1 - d (Schulman, "Approximating KL Divergence", 2020), for tokens that the
     policy sampled. k1 and k3 have the divergence as their mean; k3 is never negative, and varies less. As a term of a
