@@ -125,22 +125,21 @@ def head_loss(
         check: if True, the first and the last row are run together and apart before all else, and a head that mixes
             rows is refused, such as one with a BatchNorm in training. (Dropout is left out; the host waits.)
         depth_weight: the weight of each depth's loss: numbers from 0, or a tensor (depths,), differentiable. None: 1
-            each. A depth of weight 0 is masked out.
-            On the CPU, a weight below 0 raises in a tensor, too.
+            each. A depth of weight 0 is masked out. A weight below 0 raises ValueError (of a tensor, on the CPU).
         options: those of `cross_entropy`, `token_log_probs`, `kl_div_with_logits` and its kin, by name, and of the
             function of a linear layer where the head is a plain `nn.Linear`: mask, reduction, denominator, empty,
             temperature, ... Divergences take `target_head`, a module or function that makes the teacher's logits,
             without gradients for the teacher. A head in chunks takes a `support` that is bool, or floating with
             `support_threshold`. For several depths, mask, weight, row_weight, denominator, target_values and
-            target_indices may be lists or tuples of one a depth, as target is (denominators also a
-            tensor of one a depth); all else is for all of them.
+            target_indices may be lists or tuples of one a depth, as target is (denominator also a tensor of one a
+            depth); all else is for all of them.
 
     Returns:
         What the loss returns: fp32, or fp64 for fp64 logits; 0-dim, or of the rows' shape for reduction="none". A
         named tuple (log_prob, entropy, logsumexp) for "token_log_probs", with `with_argmax` of five. With `support`,
         `outside` beside the loss, or last of the tuple. For several depths a named tuple (loss, depth_losses): the
-        losses (depths,) before they are weighed, on the device and detached; 0 for a depth of weight 0,
-        which is not computed.
+        losses (depths,) before they are weighed, on the device and detached; 0 for a depth of weight 0, which is not
+        computed.
 
     Raises:
         IndexError: on the CPU, a row that counts has a class that the head's logits do not have.
