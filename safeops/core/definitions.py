@@ -14,6 +14,11 @@ def kept(mask, weight):
     return weight != 0 if mask is None else mask & (weight != 0)
 
 
+def selected(x, keep):
+    """x where `keep` is True, else 0. None: all of x."""
+    return x if keep is None else torch.where(keep, x, 0)
+
+
 def count_kept(keep, input, dim, keepdim):
     """The number of kept elements in each result: int64, exact. If all are kept it follows from the shape, so that a
     compiled graph does not add up ones."""

@@ -69,11 +69,6 @@ def spread(of_sequences, like, cu_seqlens):
     return _safe_index_select.call(of_sequences, 0, sequence_of_rows(cu_seqlens, None, like.shape[0]), 0)
 
 
-def selected(x, keep):
-    """x where it is kept, else 0."""
-    return x if keep is None else torch.where(keep, x, 0)
-
-
 # The line on cu_seqlens in docstrings of the family.
 SEQUENCES = """\
         cu_seqlens: (S + 1,) int32 or int64, for packed sequences: tokens are (T,), and sequence s has those from

@@ -3,6 +3,7 @@
 import torch
 
 from safeops.core import check
+from safeops.core.definitions import selected
 from safeops.core.dtypes import compute_dtype
 from safeops.core.foreign import REQUIRED, refuse, require
 from safeops.core.op import Composed
@@ -104,6 +105,6 @@ def discounted_sum(rewards, values=None, mask=None, *extra, gamma=REQUIRED, lam=
         check.number(NAME, key, x, minimum=0, maximum=1)
     operands = [rewards] if values is None else [rewards, values]
     compute = compute_dtype(*(x.dtype for x in operands))
-    operands = [_tokens.selected(x, mask).to(compute) for x in operands]
+    operands = [selected(x, mask).to(compute) for x in operands]
     values = None if values is None else operands[1]
     return define(operands[0], values, mask, as_operand(gamma, rewards), as_operand(lam, rewards), cu_seqlens)

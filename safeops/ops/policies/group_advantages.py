@@ -3,6 +3,7 @@
 import torch
 
 from safeops.core import check
+from safeops.core.definitions import selected
 from safeops.core.dtypes import compute_dtype
 from safeops.core.foreign import refuse
 from safeops.core.group import all_gather, here, objects, ranks_of
@@ -67,7 +68,7 @@ def define(x, ids, keep, scale, leave_one_out, correction, eps):
         return _safe_index_select.call(of_groups, 0, ids, 0)
 
     # Relative to the group's largest reward: the mean of three times 0.1 is not 0.1, and the difference is no signal.
-    x = _tokens.selected(x - reduced(_segment_max, x.detach()), keep)
+    x = selected(x - reduced(_segment_max, x.detach()), keep)
     ones = torch.ones_like(x)
     count = reduced(_segment_sum, ones)
     centered = x - reduced(_segment_mean, x)
@@ -80,7 +81,7 @@ def define(x, ids, keep, scale, leave_one_out, correction, eps):
         result = _safe_div.call(
             result, _safe_sqrt.call(variance, None, 0.0, None) + as_operand(eps, x), None, 0.0, None
         )
-    return _tokens.selected(result, keep)
+    return selected(result, keep)
 
 
 # ---- groups across ranks
@@ -110,7 +111,7 @@ def _across_ranks(rewards, groups, mask, group, options):
     sizes = [n for n, *_ in calls]
     _validate(rewards, groups, mask, sum(sizes), *options)
     keep = torch.ones_like(rewards, dtype=torch.bool) if mask is None else mask.expand(rewards.shape)
-    x = _tokens.selected(rewards, keep).reshape(-1).to(compute_dtype(rewards.dtype))
+    x = selected(rewards, keep).reshape(-1).to(compute_dtype(rewards.dtype))
     x, keep = _gathered(x, sizes, group), _gathered(keep.reshape(-1).byte(), sizes, group).bool()
     ids = dense(_gathered(groups.reshape(-1), sizes, group)) if by_ids else _ids(groups, x)
     start = sum(sizes[: torch.distributed.get_rank(group)])
@@ -179,7 +180,7 @@ def group_advantages(
         return _across_ranks(rewards, groups, mask, process_group, options)
     _validate(rewards, groups, mask, rewards.numel() if isinstance(rewards, torch.Tensor) else 0, *options)
     keep = None if mask is None else mask.expand(rewards.shape).reshape(-1)
-    x = _tokens.selected(rewards.reshape(-1), keep).to(compute_dtype(rewards.dtype))
+    x = selected(rewards.reshape(-1), keep).to(compute_dtype(rewards.dtype))
     return define(x, _ids(groups, x), keep, *options).reshape(rewards.shape)
 
 

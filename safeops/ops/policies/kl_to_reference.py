@@ -5,6 +5,7 @@ import math
 import torch
 
 from safeops.core import check
+from safeops.core.definitions import selected
 from safeops.core.dtypes import compute_dtype
 from safeops.core.foreign import refuse
 from safeops.core.op import Composed
@@ -87,5 +88,5 @@ def kl_to_reference(log_prob, reference_log_prob, *extra, kind="k3", mask=None, 
     _tokens.validate(NAME, ("log_prob", log_prob), mask=mask, reference_log_prob=reference_log_prob)
     check.choice(NAME, "kind", kind, KINDS)
     compute = compute_dtype(log_prob.dtype, reference_log_prob.dtype)
-    x, reference = (_tokens.selected(x, mask).to(compute) for x in (log_prob, reference_log_prob))
+    x, reference = (selected(x, mask).to(compute) for x in (log_prob, reference_log_prob))
     return estimate(reference - x, kind)

@@ -6,7 +6,7 @@ import torch
 
 from safeops.core import check, loss_reduction, sums
 from safeops.core.composed_loss import finish
-from safeops.core.definitions import kept
+from safeops.core.definitions import kept, selected
 from safeops.core.dtypes import compute_dtype
 from safeops.core.foreign import refuse
 from safeops.core.op import Composed
@@ -211,9 +211,9 @@ def policy_loss(
         advantage = _tokens.spread(advantage, log_prob, cu_seqlens)
 
     def constant(x):
-        return _tokens.selected(x.detach(), keep).to(compute)
+        return selected(x.detach(), keep).to(compute)
 
-    x, advantage = _tokens.selected(log_prob, keep).to(compute), constant(advantage)
+    x, advantage = selected(log_prob, keep).to(compute), constant(advantage)
     log_ratio = x - (x.detach() if old_log_prob is None else constant(old_log_prob))
     if level != "token":
         log_ratio = _tokens.spread(_tokens.mean(log_ratio, keep, cu_seqlens), log_ratio, cu_seqlens)

@@ -3,6 +3,7 @@
 import torch
 
 from safeops.core import check
+from safeops.core.definitions import selected
 from safeops.core.dtypes import filled
 from safeops.core.symbolic import as_operand
 from safeops.ops.losses.binary_cross_entropy_with_logits import binary_cross_entropy_with_logits
@@ -25,11 +26,6 @@ def margin_for(name, margin, like_name, like, keep, compute):
     margin = margin.to(like.device) if margin.is_cpu and margin.dim() == 0 else margin
     check.same_device(name, like_name, like, margin=margin)
     return selected(margin.to(compute), keep)
-
-
-def selected(x, keep):
-    """x, and 0 where `keep` is False; None: all are kept."""
-    return x if keep is None else torch.where(keep, x, 0)
 
 
 def logistic(z, label_smoothing=0.0):

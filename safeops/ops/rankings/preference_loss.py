@@ -6,7 +6,7 @@ import torch
 
 from safeops.core import check, loss_reduction, sums
 from safeops.core.composed_loss import ARGUMENTS, finish, same_shape, validate
-from safeops.core.definitions import kept, sigmoid
+from safeops.core.definitions import kept, selected, sigmoid
 from safeops.core.dtypes import compute_dtype
 from safeops.core.foreign import refuse
 from safeops.core.op import Composed
@@ -14,7 +14,7 @@ from safeops.core.private_torch import saved_by_name
 from safeops.core.symbolic import as_operand
 from safeops.ops.elementwise.log1mexp import _log1mexp, log1mexp
 from safeops.ops.losses.binary_cross_entropy_with_logits import _binary_cross_entropy_with_logits
-from safeops.ops.rankings._pairs import logistic, margin_for, selected, validate_margin
+from safeops.ops.rankings._pairs import logistic, margin_for, validate_margin
 
 NAME = "preference_loss"
 OBJECTIVES = ("dpo", "ipo", "kto", "orpo", "simpo", "cpo")

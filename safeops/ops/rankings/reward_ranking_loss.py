@@ -2,13 +2,13 @@
 
 from safeops.core import check, loss_reduction, sums
 from safeops.core.composed_loss import ARGUMENTS, finish, same_shape, validate
-from safeops.core.definitions import kept
+from safeops.core.definitions import kept, selected
 from safeops.core.dtypes import compute_dtype
 from safeops.core.foreign import refuse
 from safeops.core.op import Composed
 from safeops.core.symbolic import as_operand, symbolic
 from safeops.ops.losses.binary_cross_entropy_with_logits import _binary_cross_entropy_with_logits
-from safeops.ops.rankings._pairs import logistic, margin_for, selected, validate_margin
+from safeops.ops.rankings._pairs import logistic, margin_for, validate_margin
 
 NAME = "reward_ranking_loss"
 
