@@ -48,7 +48,7 @@ def launches(subject):
     target, plans = GPUTarget("cuda", ARCH, 32), []
     for sample, dtype in itertools.product(subject.samples, (BF16, F32)):
         cast = sample.cast(dtype)
-        addresses = {tensor.data_ptr(): key for key, tensor in cast.floats().items()}
+        addresses = {tensor.data_ptr(): key for key, tensor in cast.operands().items()}
 
         def record(plan, tensors, _, *floats, addresses=addresses):
             encoded = gpu_kernels().encoded(plan.source(), plan.options(target))

@@ -3,6 +3,7 @@
 import torch
 
 from safeops.core import check, sums
+from safeops.core.composed_loss import same_shape
 from safeops.ops.reductions._segment import INDICES, _refuse_bounds, sequence_of_rows
 from safeops.ops.reductions.segment_mean import _segment_mean
 from safeops.ops.reductions.segment_sum import _segment_sum
@@ -14,14 +15,8 @@ PARTS = _segment_mean, _segment_sum, _safe_index_select, *sums.ALL
 def validate(name, first, cu_seqlens=None, *, mask=None, **operands):
     """Check that all operands have the shape of `first`, (name, tensor): a number for each token."""
     key, like = first
-    check.floating(name, key, like, numbers=True)
-    if like.dim() == 0:
+    if not same_shape(name, **{key: like}, **{other: x for other, x in operands.items() if x is not None}):
         raise ValueError(f"{name}: {key} must have tokens along its last dim, got shape ()")
-    for other, x in operands.items():
-        if x is not None:
-            check.floating(name, other, x, numbers=True)
-            if x.shape != like.shape:
-                raise ValueError(f"{name}: {other} {check.shown(x)} must have the shape of {key} {check.shown(like)}")
     check.mask(name, mask, key, like)
     check.same_device(name, key, like, mask=mask, **operands)
     if cu_seqlens is not None:
