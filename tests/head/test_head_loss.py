@@ -145,7 +145,7 @@ def test_best_classes_of_a_teacher(tail):
     wide = {"logits_dtype": torch.float32, **options}
     expected = safeops.linear_kl_div(hidden, layer.weight, linear_bias=layer.bias, **wide)
     assert torch.equal(safeops.head_loss(layer, hidden, None, loss="kl_div", **wide), expected)
-    result = safeops.head_loss(head, hidden.float(), None, loss="kl_div", **options)
+    result = safeops.head_loss(head, hidden.float(), loss="kl_div", **options)
     torch.testing.assert_close(result, safeops.kl_div_with_logits(head(hidden.float()), **options))
 
 
